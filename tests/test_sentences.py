@@ -22,6 +22,12 @@ def logistic(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=level[arm] + tilt[arm] ** 3))
 
 
+def halved(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm] / 2))
+
+
 @pytest.fixture(scope="module")
 def explained():
     bandit = Bandit(logistic, num_arms=2, num_samples=50)
@@ -32,11 +38,11 @@ def explained():
 def test_a_program_without_closed_form_says_so_before_what_was_tried(explained):
     short, long = explained
     assert short.startswith("logistic: APPROXIMATE (reweight).")
-    assert "it has no closed-form posterior: the likelihood of reward" in short
+    assert "it cannot be proved conjugate: real latents reach the logits of 'reward' (Bernoulli)" in short
     assert "it is approximate: no closed form was found, even with up to 3 sites sampled" in short
     assert short.endswith("`explain(details=True)` adds the measures, and what was tried")
     assert "tried: " not in short and " nats" not in short
-    assert "sets of at most 16 dimensions were tried: " in long and " nats" in long
+    assert "sets of at most 16 dimensions were tried: " in long
 
 
 @pytest.mark.slow
@@ -58,7 +64,7 @@ def test_details_are_shown_on_request():
 
 def test_a_refusal_ends_with_its_details():
     with pytest.raises(NotConjugate) as caught:
-        engines.conjugate(RewardModel(logistic, 2))
+        engines.conjugate(RewardModel(halved, 2))
     conclusion, remedy, details = (str(caught.value).index(part) for part in ("no closed-form", "; ", "(details: "))
     assert conclusion < remedy < details
     assert " nats" not in caught.value.explanation.reason

@@ -20,7 +20,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
 from ppl_bandit.trials.recorded_design import design_settings
 
@@ -84,10 +84,10 @@ def _show(
     table, out = found.table(), arguments.out
     show(design.describe())
     show("")
-    endings = [name for name in (*ENDINGS, "control_kept") if name in table and (table[name] > 0).any()]
+    shown = [name for name in (*endings(design), "control_kept") if name in table and (table[name] > 0).any()]
     for scenario, row in table.iterrows():
         parts = [
-            f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in (*endings, "mean_rows")
+            f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in (*shown, "mean_rows")
         ]
         show(f"{scenario}: {', '.join(parts)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -138,20 +138,29 @@ def _design(arguments: argparse.Namespace) -> Design:
     selector = selectors.fixed()
     if arguments.selector != "equal":
         selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
-    share = arguments.control_share
+    control = int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control
+    if arguments.softening != 1.0:
+        selector = selectors.softened(selector, arguments.softening)
+    if (arguments.floor, arguments.cap) != (0.0, 1.0):
+        selector = selectors.with_limits(selector, arguments.floor, arguments.cap)
+    if arguments.control_share is not None:
+        if control is None:
+            raise ValueError("--control-share needs the arm that it is for: give --control")
+        share = arguments.control_share
+        named = arguments.arms or []
+        place = control if isinstance(control, int) else named.index(control) if control in named else 0
+        selector = selectors.with_control(
+            selector, share if share == "sqrt" else _number(share, "--control-share"), place
+        )
     return Design(
         looks,
         selector=selector,
         stopping=rules,
-        control=int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control,
+        control=control,
         allocation=arguments.allocation,
         lag=arguments.lag,
         burn_in=arguments.burn_in,
         max_rows=arguments.max_rows,
-        control_share=share if share in (None, "sqrt", "match") else _number(share, "--control-share"),
-        floors=arguments.floor,
-        caps=arguments.cap,
-        softening=arguments.softening,
     )
 
 
@@ -171,18 +180,16 @@ def parse_looks(text: str) -> list[int]:
 def parse_rule(text: str) -> stopping.StoppingRule:
     """Return a stopping rule from `superiority:.99` or `equivalence:.9:.05`: the name and its numbers in order."""
     name, *values = text.split(":")
-    if name not in stopping.__all__ or name == "StoppingRule":
-        names = ", ".join(sorted(set(stopping.__all__) - {"StoppingRule"}))
+    known = set(stopping.__all__) - {"StoppingRule", "rule"}
+    if name not in known:
+        names = ", ".join(sorted(known))
         raise ValueError(f"--stop names the rule {name!r}, expected one of {names}")
     numbers: list[Any] = [_number(value, "--stop") for value in values]
-    if name == "predictive_success" and len(numbers) > 1:
-        numbers[1] = int(numbers[1])
     try:
         return getattr(stopping, name)(*numbers)
     except TypeError:
         raise ValueError(
-            f"--stop {text!r} has {len(numbers)} numbers for {name}; such as superiority:.99, equivalence:.9:.05, "
-            "predictive_success:.95:1000"
+            f"--stop {text!r} has {len(numbers)} numbers for {name}; such as superiority:.99 or equivalence:.9:.05"
         ) from None
 
 

@@ -1,21 +1,22 @@
 """What a design fixes for a live bandit: selector, burn-in, the record in the journal, and the end of decisions."""
 
+from typing import Any
+
 import jax
-import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+from jaxtyping import Array
 
 from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.deciding import decide_once
 from ppl_bandit.posterior.learning import Learner, draw_expected_rewards
 from ppl_bandit.posterior.task import DesignRecord, Task
-from ppl_bandit.trials.allocation import allocation_probs, check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
-from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.simulated.simulator import NUM_PRIOR_DRAWS, check_units
-from ppl_bandit.types import ExperimentStopped, Selector
+from ppl_bandit.types import ExperimentStopped, Key, Selector
 
 __all__ = ["design_record", "refuse_stopped", "settings_of_design"]
 
@@ -44,22 +45,22 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     Raises:
         ValueError: if the design does not fit the arms.
     """
-    control, num_arms = design.control_index(task.arms.names), len(task.arms)
-    check_limits(design, num_arms, control)
+    num_arms = len(task.arms)
+    design.control_index(task.arms.names)
     check_units(design, lambda: draw_expected_rewards(prior, task.model.context, NUM_PRIOR_DRAWS))
-    if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
-        raise ValueError(
-            "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "
-            "context whose posterior depends on sums of outcomes: drop the rule, or use it in operating_characteristics alone"
-        )
     if design.allocation == "each":
         return DesignRecord(design_settings(design), None)
     allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
-    if design.burn_in == 0:
-        if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
-            probs = np.asarray(decide_once(task, prior, 0, task.model.context, allowed).propensities)
+    if design.burn_in == 0 and (design.selector.name != "fixed" or design.selector.settings["probs"] is not None):
         with jax.enable_x64(True):
-            probs = np.asarray(allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control))
+            setting: Any = Setting(task.model, prior.engine, None, design, -1, task.num_samples)  # type: ignore[arg-type]
+
+            @jax.jit
+            def allocate(key: Key, state: Any) -> Array:
+                best_arm_probs = setting.posterior(key, state).best_arm_probs(allowed)
+                return setting.allocation(key, state, allowed, best_arm_probs, 0)
+
+            probs = np.asarray(allocate(jr.key(task.seed), prior.state))
     return DesignRecord(design_settings(design), tuple(probs.tolist()))
 
 

@@ -7,25 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.deciding import decide_once
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
-from ppl_bandit.trials.simulated.learners import Setting, learner_of
-from ppl_bandit.trials.simulated.prediction import predict_success
+from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look, endings
+from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 
 __all__ = ["LookVerdict", "RuleDistance", "look_difference", "rule_distances", "take_look"]
 
-_NUM_FUTURES = 1000  # simulated continuations behind a predictive probability: its standard error is at most .016
 _LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
 
 
@@ -97,19 +92,15 @@ class RuleDistance(NamedTuple):
     words: str
 
 
-def rule_distances(projection: Projection, design: Design, pending: list[int]) -> tuple[RuleDistance, ...]:
-    """Return how far each stopping rule is from its threshold at the next look; nothing is recorded.
-
-    Args:
-        pending: number of pending rewards of each arm.
-    """
+def rule_distances(projection: Projection, design: Design) -> tuple[RuleDistance, ...]:
+    """Return how far each stopping rule is from its threshold at the next look; nothing is recorded."""
     last = projection.look
     if last is not None and last["ending"] != ENDINGS[CONTINUE]:
         return ()
     num_decisions = int(projection.num_played.sum())
     done = sum(rows <= num_decisions for rows in design.look_rows)
     index = min(max(done, 0 if last is None else last["look"] + 1), design.num_looks - 1)
-    found, _ = _check(projection, design, index, pending)
+    found, _ = _check(projection, design, index)
     return tuple(
         _distance(rule, float(value), float(rule.thresholds(design.num_looks)[index]), design.control is not None)
         for rule, value in zip(design.rules, np.asarray(found.evidence), strict=True)
@@ -117,12 +108,11 @@ def rule_distances(projection: Projection, design: Design, pending: list[int]) -
 
 
 def _distance(rule: StoppingRule, value: float, threshold: float, has_control: bool) -> RuleDistance:
-    what, end = _CRITERIA[rule.name]
+    own = rule.name.replace("_", " "), f"{{}} or {'less' if rule.settings.get('stops') == 'at_most' else 'more'} stops"
+    what, end = _CRITERIA.get(rule.name, own)
     compared = "is better than the control" if has_control else "is best"
-    what = what.format(compared=compared, limit=threshold, **rule.settings)
-    if rule.name == "value_remaining":  # the criterion is a probability, and the threshold is in its event
-        threshold = rule.settings["quantile"]
-    is_low = rule.name in ("inferiority", "expected_loss", "precision")
+    what = what.format(compared=compared, **rule.settings)
+    is_low = rule.name in ("inferiority", "expected_loss") or rule.settings.get("stops") == "at_most"
     is_met = value < threshold if rule.name == "inferiority" else value <= threshold if is_low else value >= threshold
     limit = "" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
     met = " (met)" if is_met else ""
@@ -137,12 +127,6 @@ _CRITERIA = {  # what is compared, and what happens beyond the threshold
     "equivalence": ("the probability that arms differ by less than {delta:g}", "{} or more stops"),
     "futility": ("the largest probability that an arm gains less than {delta:g}", "{} or more drops the arm"),
     "expected_loss": ("the expected loss of the best choice", "{} or less stops"),
-    "value_remaining": (
-        "the probability that the best arm exceeds the leader by at most {limit:g} of its expected reward",
-        "{} or more stops",
-    ),
-    "precision": ("the width of the widest {level:.0%} interval", "{} or less stops"),
-    "predictive_success": ("the probability of success at {at} decisions", "{} or more stops"),
 }
 
 
@@ -168,14 +152,13 @@ def look_body(projection: Projection, design: Design, pending: list[int]) -> dic
         return None
     if index == design.num_looks - 1 and design.max_rows is not None and any(pending):
         return None
-    found, allocation = _check(projection, design, index, pending)
+    found, allocation = _check(projection, design, index)
     return {
         "look": index,
         "num_decisions": num_decisions,
         "num_rewards": len(projection.history),
         "num_pending": sum(pending),
-        "pending": pending,
-        "ending": ENDINGS[int(found.ending)],
+        "ending": endings(design)[int(found.ending)],
         "arm": int(found.arm),
         "active": np.asarray(found.active).tolist(),
         "dropped": np.flatnonzero(~found.active & ~_is_retired(projection)).tolist(),
@@ -188,9 +171,8 @@ def look_body(projection: Projection, design: Design, pending: list[int]) -> dic
 
 def look_difference(projection: Projection, design: Design, recorded: Mapping[str, Any]) -> str:
     """Take a recorded look again, at the projection before it; return the difference in words, empty if there is none."""
-    num_arms = len(projection.task.arms)
-    found, _ = _check(projection, design, recorded["look"], recorded.get("pending", [0] * num_arms))
-    ending = ENDINGS[int(found.ending)]
+    found, _ = _check(projection, design, recorded["look"])
+    ending = endings(design)[int(found.ending)]
     if ending != recorded["ending"]:
         return f"the recorded verdict is {recorded['ending']!r}, the replayed one is {ending!r}"
     if np.asarray(found.active).tolist() != recorded["active"]:
@@ -198,7 +180,7 @@ def look_difference(projection: Projection, design: Design, recorded: Mapping[st
     return ""
 
 
-def _check(projection: Projection, design: Design, index: int, pending: list[int]) -> tuple[Look, list[float] | None]:
+def _check(projection: Projection, design: Design, index: int) -> tuple[Look, list[float] | None]:
     """Apply the design at one look: the verdict, and the allocation until the next."""
     task, learner, last = projection.task, projection.learner, projection.look
     names = task.arms.names
@@ -208,24 +190,11 @@ def _check(projection: Projection, design: Design, index: int, pending: list[int
     with jax.enable_x64(True):
         key = jr.fold_in(jr.fold_in(jr.key(task.seed), _LOOK_SEED), index)
         check = _compiled_check(_ById(learner.engine), _ById(design), task.model, first, task.num_samples)
-        rest = _shares(projection, design), np.asarray(pending, float), projection.num_played.sum()
-        found = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control), *rest))
+        num = projection.num_played.sum()
+        found, probs = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control), num))
     if not np.all(np.isfinite(found.best_arm_probs)):
         raise ValueError("the expected rewards are not finite at this posterior, so the look has no verdict")
-    if design.allocation == "each" or found.ending != CONTINUE:
-        return found, None
-    # The selector's probabilities at this posterior, from the function that makes decisions; its number is that of the look.
-    probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities
-    with jax.enable_x64(True):
-        return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
-
-
-def _shares(projection: Projection, design: Design) -> np.ndarray:
-    """Return the present allocation; that of a selector that decides each time is not known, and taken as equal."""
-    if projection.allocation is not None:
-        return np.asarray(projection.allocation)
-    probs = design.selector.settings.get("probs") if design.selector.name == "fixed" else None
-    return np.ones(len(projection.task.arms)) if probs is None else np.asarray(probs, float)
+    return found, None if probs is None or found.ending != CONTINUE else probs.tolist()
 
 
 def _is_retired(projection: Projection) -> np.ndarray:
@@ -248,22 +217,19 @@ class _ById:
 @functools.lru_cache(maxsize=32)
 def _compiled_check(
     own_engine: _ById, own_design: _ById, model: RewardModel, first_control: int | None, num_samples: int
-) -> Callable[..., Look]:
+) -> Callable[..., tuple[Look, Any]]:
     engine, design = own_engine.value, own_design.value
 
     own_control = NO_ARM if first_control is None else first_control
-    has_prediction = design.rule("predictive_success") is not None
-    learner: Any = learner_of(model, engine, design.last_rows) if has_prediction else None
-    setting = Setting(model, engine, learner, design, own_control, num_samples, _NUM_FUTURES)
+    setting = Setting(model, engine, None, design, own_control, num_samples)  # type: ignore[arg-type]
 
-    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, pending: Any, num: Any) -> Look:
-        def predict(rule: StoppingRule, active: Any, control: Any) -> Any:
-            left = rule.settings["at"] - num
-            return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, pending, left)
-
+    def check(key: Any, state: Any, index: Any, active: Any, control: Any, num: Any) -> Any:
         posterior = setting.posterior(key, state, design.deltas)
         present = None if first_control is None else control
-        return check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
+        found = check_look(design, index, posterior, active, present, first_control=first_control)
+        if design.allocation == "each":
+            return found, None
+        return found, setting.allocation(jr.fold_in(key, 2), state, found.active, found.best_arm_probs, num)
 
     return jax.jit(check)
 
@@ -318,18 +284,19 @@ _REASONS = {
     "equivalence": "the arms are equivalent; {arm} leads",
     "futility": "no arm is likely to reach the gain that matters; {arm} remains",
     "expected_loss": "the expected loss of choosing {arm} now is below the bound",
-    "value_remaining": "little value remains beyond {arm}",
-    "precision": "all intervals are as narrow as asked for; {arm} leads",
-    "predictive_success": "success at the end is predicted; {arm} leads",
     "undecided": "the last look is reached without a decision; {arm} leads",
 }
+
+
+def _reason(ending: str) -> str:
+    return _REASONS.get(ending, ending.replace("_", " ") + " is as asked for; {arm} leads")
 
 
 def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        lines.append(f"Stop at {at}: {_REASONS[found.ending].format(arm=shown_name(found.arm))}.")
+        lines.append(f"Stop at {at}: {_reason(found.ending).format(arm=shown_name(found.arm))}.")
     else:
         lines.append(f"Continue after {at}; the next look is at {found.next_look} decisions.")
         if not found.is_due and found.next_look == design.last_rows and num_pending and design.max_rows is not None:

@@ -335,7 +335,7 @@ class ReadableBandit:
     def _rule_distances(self) -> tuple[RuleDistance, ...]:
         if self._design is None:
             return ()
-        return rule_distances(self._catch_up(), self._design, self._num_pending())
+        return rule_distances(self._catch_up(), self._design)
 
     def _num_pending(self) -> list[int]:
         """Return the number of pending rewards of each arm."""

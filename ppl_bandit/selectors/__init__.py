@@ -5,7 +5,7 @@ per posterior draw and one column per arm. Selectors do not depend on the model:
 """
 
 from ppl_bandit.selectors.bayes_ucb import bayes_ucb
-from ppl_bandit.selectors.constraints import with_control, with_floor, with_limits
+from ppl_bandit.selectors.constraints import softened, with_control, with_floor, with_limits
 from ppl_bandit.selectors.fixed_shares import fixed
 from ppl_bandit.selectors.information_directed import information_directed
 from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
@@ -18,6 +18,7 @@ __all__ = [
     "greedy",
     "information_directed",
     "optimistic_gittins",
+    "softened",
     "thompson",
     "top_two",
     "with_control",

@@ -1,9 +1,10 @@
-"""Rules of an experiment on top of a selector: a floor under all arms, a fixed share for a control, limits per arm.
+"""Rules of an experiment on top of a selector: a floor, a control's share, limits per arm, softened probabilities.
 
 Each rule returns the propensities that it plays with, so that its decisions can be re-weighted afterwards.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ppl_bandit.selectors.selector_contract import Follow, as_selector, wrap_sel
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.types import Key, Selection, Selector
 
-__all__ = ["with_control", "with_floor", "with_limits"]
+__all__ = ["softened", "with_control", "with_floor", "with_limits"]
 
 _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
 
@@ -55,21 +56,24 @@ def with_floor(selector: Selector, floor: float) -> Selector:
             propensities=explore_prob * uniform_probs + (1.0 - explore_prob) * inner.propensities,
         )
 
-    return wrap_selector(selector, {"floor": floor}, choose, is_affine=True)
+    return wrap_selector(selector, {"floor": floor}, choose, keeps_allowed=True, is_affine=True)
 
 
-def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
+def with_control(selector: Selector, share: float | str, arm: int = 0) -> Selector:
     """Play one arm with a fixed probability, and let `selector` choose among the others with the rest.
 
     Where the control is not allowed, or nothing else is, the fixed share does not apply.
 
     Args:
         selector: chooses among the other arms.
-        share: the control's probability, strictly inside (0, 1).
+        share: the control's probability, strictly inside (0, 1), or "sqrt": 1 / (1 + sqrt(k)) with k other arms, so that
+            with equal shares of these the control has sqrt(k) decisions for each decision of another arm.
         arm: index of the control.
     """
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"share must lie strictly inside (0, 1), got {share}; leave the rule out to fix no share")
+    if share != "sqrt" and (isinstance(share, str) or not 0.0 < share < 1.0):
+        raise ValueError(
+            f'share must lie strictly inside (0, 1) or be "sqrt", got {share!r}; leave the rule out to fix no share'
+        )
     if isinstance(arm, bool) or not isinstance(arm, int | np.integer) or arm < 0:
         raise ValueError(f"arm must be the index of an arm, counted from 0, got {arm!r}")
     selector = as_selector(selector)
@@ -81,7 +85,8 @@ def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
             raise ValueError(f"arm is {arm}, but the table has the arms 0 to {num_arms - 1}: name one of these")
         is_control = jnp.arange(num_arms) == arm
         others = mask & ~is_control
-        share_now = jnp.where(jnp.any(others), jnp.where(mask[arm], share, 0.0), jnp.where(mask[arm], 1.0, 0.0))
+        own: Any = 1.0 / (1.0 + jnp.sqrt(jnp.sum(others))) if share == "sqrt" else share
+        share_now = jnp.where(jnp.any(others), jnp.where(mask[arm], own, 0.0), jnp.where(mask[arm], 1.0, 0.0))
         inner = follow(key_selector, jnp.where(jnp.any(others), others, mask))
         dtype = inner.propensities.dtype
         share_now = share_now.astype(dtype)
@@ -146,14 +151,49 @@ def with_limits(
         high = jnp.maximum(high, low)
         high = jnp.minimum(high / jnp.minimum(jnp.sum(high), 1.0), 1.0)
         propensities = _project(jnp.nan_to_num(inner.propensities), low, high)
-        is_usable = inner.arm >= 0
-        return inner._replace(
-            arm=jnp.where(is_usable, draw_arm(key_arm, propensities), inner.arm),
-            propensities=jnp.where(is_usable, propensities, inner.propensities),
-        )
+        return _redrawn(key_arm, inner, propensities)
 
     settings = {"floors": _plain(lows), "caps": _plain(highs), "decay": float(decay)}
-    return wrap_selector(selector, settings, choose)
+    return wrap_selector(selector, settings, choose, keeps_allowed=True)
+
+
+def softened(selector: Selector, power: float | Sequence[Sequence[float]]) -> Selector:
+    """Raise the propensities of a selector to a power and divide them by their sum: nearer to equal shares, the lower it is.
+
+    Args:
+        selector: gives the propensities; its `num_candidates` and `best_arm_probs` are passed on.
+        power: in [0, 1]: 1 leaves them as they are, 0 makes them equal. Or pairs (decisions, power), such as
+            `[(0, 0.3), (500, 0.7)]`: the power from that number of decisions on.
+    """
+    pairs: Any = [(0, power)] if np.ndim(power) == 0 else power
+    given = np.asarray(pairs, object)
+    is_number = given.ndim == 2 and given.shape[1:] == (2,) and all(type(v) in (int, float) for v in given.ravel())
+    starts, powers = given.astype(float).T if is_number else (np.array([-1.0]), np.array([-1.0]))
+    if starts[0] != 0 or np.any(np.diff(starts) <= 0) or not np.all((powers >= 0.0) & (powers <= 1.0)):
+        raise ValueError(
+            "power must lie in [0, 1], or be pairs (decisions, power) that begin with 0 decisions and increase, got "
+            f"{power!r}"
+        )
+    selector = as_selector(selector)
+
+    def choose(key: Key, mask: Bool[Array, " A"], step: Int[Array, ""], follow: Follow) -> Selection:
+        key_selector, key_arm = jr.split(key)
+        inner = follow(key_selector, mask)
+        own = jnp.asarray(powers, inner.propensities.dtype)[jnp.searchsorted(jnp.asarray(starts), step) - 1]
+        weights = jnp.where(mask, jnp.nan_to_num(inner.propensities) ** own, 0.0)
+        return _redrawn(key_arm, inner, weights / jnp.sum(weights))
+
+    settings = {"power": float(powers[0]) if powers.size == 1 else [[int(start), float(own)] for start, own in pairs]}
+    return wrap_selector(selector, settings, choose, keeps_allowed=True)
+
+
+def _redrawn(key: Key, inner: Selection, propensities: Float[Array, " A"]) -> Selection:
+    """Return a selection with its arm drawn from other propensities; an unusable one stays as it is."""
+    is_usable = inner.arm >= 0
+    return inner._replace(
+        arm=jnp.where(is_usable, draw_arm(key, propensities), inner.arm),
+        propensities=jnp.where(is_usable, propensities, inner.propensities),
+    )
 
 
 def _plain(values: np.ndarray) -> float | list[float]:

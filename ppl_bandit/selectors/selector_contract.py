@@ -161,6 +161,7 @@ def wrap_selector(
     settings: Mapping[str, Any],
     choose: Callable[[Key, Bool[Array, " A"], Int[Array, ""], Follow], Selection],
     *,
+    keeps_allowed: bool = False,
     is_affine: bool = False,
 ) -> Selector:
     """Build a selector on another one, with its horizon and its use of marginals.
@@ -171,8 +172,9 @@ def wrap_selector(
         selector: the inner selector.
         settings: of the outer rule; the inner selector is added to them.
         choose: `(key, allowed, step, follow) -> Selection`, where `follow(key, allowed)` is the inner selection.
-        is_affine: whether the propensities are affine in those of the inner selector for the same allowed arms. The outer rule
-            then needs a table only if the inner one does.
+        keeps_allowed: whether `choose` follows the inner selector for the same allowed arms only. The outer rule then needs a
+            table only if the inner one does.
+        is_affine: whether, besides, the propensities are affine in those of the inner selector.
     """
 
     def select(key, table, step, *, allowed=None, marginals=None) -> Selection:
@@ -204,10 +206,10 @@ def wrap_selector(
         _factory_of(choose),
         {"selector": selector, **settings},
         select,
-        select_from_probs if is_affine and selector.select_from_probs is not None else None,
+        select_from_probs if keeps_allowed and selector.select_from_probs is not None else None,
         uses_marginals=selector.uses_marginals,
         required_marginals=selector.required_marginals,
-        is_exact=is_affine and selector.is_exact,
+        is_exact=keeps_allowed and selector.is_exact,
         is_linear=is_affine and selector.is_linear,
         horizon=selector.horizon,
     )

@@ -13,9 +13,7 @@ from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Selector
 
-__all__ = ["CONTROL_RULES", "Design", "selector_words"]
-
-CONTROL_RULES = ("sqrt", "match")
+__all__ = ["Design", "selector_words"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,8 @@ class Design:
 
     Args:
         looks: increasing numbers of decisions at which to look.
-        selector: chooses the arms; None is `selectors.fixed()`, equal shares.
+        selector: chooses the arms; None is `selectors.fixed()`, equal shares. `selectors.with_limits`, `with_control` and
+            `softened` keep floors, caps, a control's share, and probabilities near equality.
         stopping: a stopping rule or several; without one the experiment runs to the last look.
         control: index or name of the control arm; None compares all arms with each other.
         allocation: "each": the selector decides each time, from all outcomes known then. "looks": its probabilities are
@@ -35,13 +34,6 @@ class Design:
             "looks" any burn-in makes the whole first block equal, up to the first look.
         max_rows: number of decisions after which there are no more. If it is given, a last look takes place when all of
             their outcomes are known. None ends at the last of `looks`.
-        control_share: with allocation "looks" and a control, the share of the control: a probability, "sqrt" for
-            sqrt(k) / (sqrt(k) + k) with k other arms, or "match" for the largest share of another arm; None leaves it
-            to the selector.
-        floors, caps: with allocation "looks", the least and the greatest probability of an arm, one for all or one each.
-        softening: with allocation "looks", the selector's probabilities are raised to this power, at most 1.
-        rescale: whether floors and caps are adapted when an arm is dropped: with K arms of which k are left, floors become
-            floors K / k, and caps 1 - (1 - caps) K / k.
         calibration: how `calibrate` found a threshold; None for a design that it did not make.
 
     Raises:
@@ -56,11 +48,6 @@ class Design:
     lag: int | Sequence[float] = field(default=0, kw_only=True)
     burn_in: int = field(default=0, kw_only=True)
     max_rows: int | None = field(default=None, kw_only=True)
-    control_share: float | str | None = field(default=None, kw_only=True)
-    floors: float | Sequence[float] = field(default=0.0, kw_only=True)
-    caps: float | Sequence[float] = field(default=1.0, kw_only=True)
-    softening: float = field(default=1.0, kw_only=True)
-    rescale: bool = field(default=False, kw_only=True)
     calibration: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,42 +74,14 @@ class Design:
             "lag": _check_lag(self.lag, looks),
             "burn_in": burn_in,
             "max_rows": max_rows,
-            "floors": _check_limits(self.floors, "floors"),
-            "caps": _check_limits(self.caps, "caps"),
         }
         for name, value in stored.items():
             object.__setattr__(self, name, value)
         if self.calibration is not None and not isinstance(self.calibration, Mapping):
             raise ValueError(f"calibration must be a mapping, as calibrate makes it, or None, got {self.calibration!r}")
-        self._check_shares()
-        self._check_rules(rules)
-
-    def _check_shares(self) -> None:
         if self.control is not None and (isinstance(self.control, bool) or not isinstance(self.control, int | str)):
             raise ValueError(f"control must be the index or the name of an arm, got {self.control!r}")
-        share = self.control_share
-        if share is not None:
-            if self.control is None:
-                raise ValueError(f"control_share is {share!r}, but the design has no control: give control=")
-            is_share = isinstance(share, float | int) and not isinstance(share, bool) and 0.0 < share < 1.0
-            if share not in CONTROL_RULES and not is_share:
-                raise ValueError(
-                    f'control_share must be a probability strictly inside (0, 1), "sqrt" or "match", got {share!r}'
-                )
-        is_number = isinstance(self.softening, int | float) and not isinstance(self.softening, bool)
-        if not is_number or not 0.0 <= self.softening <= 1.0:
-            raise ValueError(
-                f"softening must lie in [0, 1], got {self.softening!r}: it is the power of the selector's probabilities, 1 "
-                "leaves them as they are and 0 makes them equal"
-            )
-        is_shaped = (
-            share is not None or self.softening != 1.0 or np.any(self.floors) or np.any(np.asarray(self.caps) < 1)
-        )
-        if is_shaped and self.allocation == "each":
-            raise ValueError(
-                'control_share, floors, caps and softening need allocation="looks"; with allocation="each" give a selector '
-                "such as selectors.with_limits(selectors.thompson(), floors=0.1)"
-            )
+        self._check_rules(rules)
 
     def _check_rules(self, rules: tuple[StoppingRule, ...]) -> None:
         for rule in rules:
@@ -132,11 +91,6 @@ class Design:
             if rule.name == "futility" and self.control is None:
                 raise ValueError(
                     "futility compares arms with a control, and the design has none: give control=, or drop the rule"
-                )
-            if rule.name == "predictive_success" and rule.settings["at"] > self.last_rows:
-                raise ValueError(
-                    f"predictive_success judges success at {rule.settings['at']} decisions, but the experiment ends at "
-                    f"{self.last_rows}: give an earlier number"
                 )
         names = [rule.name for rule in rules]
         if len(set(names)) < len(names):
@@ -264,16 +218,7 @@ def _allocation_words(design: Design) -> str:
     words, is_fixed = selector_words(design.selector), design.selector.name == "fixed"
     if design.allocation == "each":
         return f"Allocation: {words}{'' if is_fixed else ' decides each time'}."
-    parts = [f"Allocation: {words}{'' if is_fixed else ', with probabilities that are fixed between looks'}"]
-    if design.softening != 1.0:
-        parts.append(f"raised to the power {design.softening:g}")
-    if np.any(design.floors):
-        parts.append(f"at least {design.floors}")
-    if np.any(np.asarray(design.caps) < 1.0):
-        parts.append(f"at most {design.caps}")
-    if design.control_share is not None:
-        parts.append(f"control share {design.control_share}")
-    return ", ".join(parts) + "."
+    return f"Allocation: {words}{'' if is_fixed else ', with probabilities that are fixed between looks'}."
 
 
 def _check_looks(looks: Any) -> tuple[int, ...]:
@@ -315,12 +260,3 @@ def _check_lag(lag: Any, looks: tuple[int, ...]) -> int | tuple[float, ...]:
             f"at most 1, got {lag!r}"
         )
     return tuple(probs.tolist())
-
-
-def _check_limits(values: Any, argument: str) -> float | tuple[float, ...]:
-    found = as_plain_numbers(values, argument)
-    if found.ndim > 1 or not np.all((found >= 0.0) & (found <= 1.0)):
-        raise ValueError(f"{argument} must be probabilities in [0, 1], one for all arms or one each, got {values!r}")
-    if argument == "floors" and found.ndim == 1 and found.sum() > 1.0:
-        raise ValueError(f"floors add up to {found.sum():g}, more than 1: lower them")
-    return float(found) if found.ndim == 0 else tuple(found.tolist())

@@ -1,5 +1,6 @@
 """Figures of simulated trials: status over looks, sample sizes, allocation, and errors of the reported estimates."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.trials.design import Design, selector_words
-from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 
 __all__ = ["draw_characteristics"]
@@ -17,11 +18,9 @@ _COLOURS = {
     "equivalence": "#56B4E9",
     "futility": "#D55E00",
     "expected_loss": "#0072B2",
-    "value_remaining": "#CC79A7",
-    "precision": "#E69F00",
-    "predictive_success": "#F0E442",
     "undecided": "#BBBBBB",
 }
+_OWN_COLOURS = ("#CC79A7", "#E69F00", "#F0E442")  # of rules that a user writes, in turn
 
 
 def draw_characteristics(design: Design, records: Mapping[str, TrialRecord], arms: Sequence[Any]) -> Any:
@@ -49,14 +48,15 @@ def _draw_status(axis: Any, design: Design, found: TrialRecord) -> None:
     ended = np.stack(
         [
             [np.mean((found.ending == code) & (found.look <= look)) for look in range(rows.size)]
-            for code in range(1, len(ENDINGS))
+            for code in range(1, len(endings(design)))
         ]
     )
-    shown = [index for index in range(len(ENDINGS) - 1) if ended[index, -1] > 0]
-    names = [ENDINGS[index + 1] for index in shown]
+    shown = [index for index in range(len(ended)) if ended[index, -1] > 0]
+    names = [endings(design)[index + 1] for index in shown]
+    own = dict(zip(endings(design)[len(ENDINGS) :], itertools.cycle(_OWN_COLOURS), strict=False))
     edges = np.append(rows, rows[-1] + max(rows[-1] // rows.size, 1))  # the last look is as wide as the others
     heights = np.concatenate([ended[shown], ended[shown, -1:]], axis=1)
-    axis.stackplot(edges, heights, labels=names, colors=[_COLOURS[name] for name in names], step="post")
+    axis.stackplot(edges, heights, labels=names, colors=[(_COLOURS | own)[name] for name in names], step="post")
     axis.set(xlabel="decisions", ylim=(0.0, 1.0), xlim=(edges[0], edges[-1]))
     axis.legend(fontsize=8, loc="upper left")
 
@@ -95,7 +95,7 @@ def _draw_allocation(axis: Any, design: Design, found: TrialRecord, arms: Sequen
 def _draw_errors(axis: Any, found: TrialRecord) -> None:
     each = np.arange(found.ending.size)
     errors = (found.mean - found.truth)[each, found.arm]
-    is_early = found.ending != len(ENDINGS) - 1
+    is_early = found.ending != ENDINGS.index("undecided")
     groups = (
         [(f"stopped early, mean {errors[is_early].mean():+.3g}", errors[is_early], "#D55E00")] if is_early.any() else []
     )

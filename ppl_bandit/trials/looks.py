@@ -9,7 +9,6 @@ all is checked again; if none is, equivalent arms are dropped, then futile ones;
 Then the other rules follow in the order of the design.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,30 +17,36 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.trials.arm_posterior import ArmPosterior
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.stopping import StoppingRule
 
-__all__ = ["CONTINUE", "ENDINGS", "NO_ARM", "Look", "check_look", "ending_code"]
+__all__ = ["CONTINUE", "ENDINGS", "NO_ARM", "AtLook", "Look", "check_look", "endings"]
 
-ENDINGS = (
-    "continue",
-    "superiority",
-    "equivalence",
-    "futility",
-    "expected_loss",
-    "value_remaining",
-    "precision",
-    "predictive_success",
-    "undecided",
-)
+ENDINGS = ("continue", "superiority", "equivalence", "futility", "expected_loss", "undecided")
 CONTINUE, NO_ARM = 0, -1
-Predict = Callable[[StoppingRule, Bool[Array, " A"], Int[Array, ""]], Float[Array, ""]]
+
+
+class AtLook(NamedTuple):
+    """What a rule that a user writes reads at a look.
+
+    Attributes:
+        posterior: of the arms' expected rewards, an `ArmPosterior`.
+        active: the arms that are left.
+        leader: the one of these that is most likely best.
+        control: index of the present control; -1 without one.
+        num_decisions: planned number of decisions at this look.
+    """
+
+    posterior: ArmPosterior
+    active: Bool[Array, " A"]
+    leader: Int[Array, ""]
+    control: Int[Array, ""]
+    num_decisions: Int[Array, ""]
 
 
 class Look(NamedTuple):
     """The verdict of a look.
 
     Attributes:
-        ending: index into `ENDINGS`; 0 if the experiment continues.
+        ending: index into `endings(design)`; 0 if the experiment continues.
         arm: the arm that the experiment selects if it ends here: the superior one, else the active arm most likely best.
         active: the arms that are left after this look.
         control: the control after this look; -1 without one.
@@ -63,9 +68,9 @@ class Look(NamedTuple):
         return self.ending != CONTINUE
 
 
-def ending_code(name: str) -> int:
-    """Return the index of an ending."""
-    return ENDINGS.index(name)
+def endings(design: Design) -> tuple[str, ...]:
+    """Return the names of all endings: those that every design has, then its own rules'."""
+    return (*ENDINGS, *(rule.name for rule in design.rules if rule.function is not None))
 
 
 def check_look(
@@ -77,7 +82,6 @@ def check_look(
     *,
     first_control: int | None = None,
     thresholds: Float[Array, "rules looks"] | None = None,
-    predict: Predict | None = None,
 ) -> Look:
     """Apply the stopping rules of a design at one look.
 
@@ -88,7 +92,6 @@ def check_look(
         control: index of the present control; None or -1 without one.
         first_control: index of the control at the start, for rules that compare with that one only; None is the present one.
         thresholds: in place of the design's own, for a search.
-        predict: (rule, active arms, control) -> the predictive probability of success, for designs with that rule.
 
     Returns:
         The verdict. If no arm is active, or the posterior is not finite, its ending is meaningless; callers check before.
@@ -105,26 +108,23 @@ def check_look(
     ending, active, control_now, probs, evidence = found
     leader = jnp.argmax(jnp.where(active, probs, -1.0))
     arm = leader if design.control is None else jnp.where(jnp.sum(active) == 1, jnp.argmax(active), leader)
+    seen = AtLook(posterior, active, leader, jnp.asarray(control_now), jnp.asarray(design.look_rows)[look])
     for rule in design.rules:
-        if rule.name in _OTHER_RULES:
-            value, is_met, own_arm = _OTHER_RULES[rule.name](rule, posterior, active, leader, at[rule.name])
-            name: Any = ending_code(rule.name)
-        elif rule.name == "predictive_success":
-            if predict is None:
-                raise ValueError(
-                    "the design has predictive_success, which needs predict=: simulation of the rows to come"
-                )
-            value = predict(rule, active, control_now)
-            is_low = value <= (-jnp.inf if rule.settings["below"] is None else rule.settings["below"])
-            is_met, own_arm = (value >= at[rule.name]) | is_low, leader
-            name = jnp.where(is_low, ending_code("futility"), ending_code("predictive_success"))
+        if rule.name == "expected_loss":
+            losses = jnp.where(active, posterior.expected_losses(active), jnp.inf)
+            value, own_arm = jnp.min(losses), jnp.argmin(losses)
+        elif rule.function is not None:
+            value, own_arm = jnp.asarray(rule.function(seen), probs.dtype), leader
         else:
             continue
+        is_low = rule.name == "expected_loss" or rule.settings["stops"] == "at_most"
+        is_met = value <= at[rule.name] if is_low else value >= at[rule.name]
+        name = endings(design).index(rule.name)
         evidence[rule.name] = value
         arm = jnp.where((ending == CONTINUE) & is_met, own_arm, arm)
         ending = jnp.where((ending == CONTINUE) & is_met, name, ending)
     is_last = jnp.asarray(look) == design.num_looks - 1
-    ending = jnp.where((ending == CONTINUE) & is_last, ending_code("undecided"), ending)
+    ending = jnp.where((ending == CONTINUE) & is_last, ENDINGS.index("undecided"), ending)
     values = [jnp.asarray(evidence[rule.name], probs.dtype) for rule in design.rules]
     return Look(ending, arm, active, control_now, probs, jnp.stack(values) if values else jnp.zeros(0, probs.dtype))
 
@@ -146,15 +146,15 @@ def _compare_all(design: Design, posterior: ArmPosterior, active: Array, at: dic
             return left, posterior.best_arm_probs(left)
 
         active, probs = jax.lax.while_loop(lambda state: jnp.any(is_inferior(state)), drop, (active, probs))
-    ending = jnp.where(jnp.sum(active) == 1, ending_code("superiority"), CONTINUE)
+    ending = jnp.where(jnp.sum(active) == 1, ENDINGS.index("superiority"), CONTINUE)
     if "superiority" in at:
         evidence["superiority"] = jnp.max(probs)
-        ending = jnp.where(evidence["superiority"] >= at["superiority"], ending_code("superiority"), ending)
+        ending = jnp.where(evidence["superiority"] >= at["superiority"], ENDINGS.index("superiority"), ending)
     rule = design.rule("equivalence")
     if rule is not None:
         evidence["equivalence"] = posterior.range_prob(rule.settings["delta"], active)
         is_met = (ending == CONTINUE) & (evidence["equivalence"] >= at["equivalence"])
-        ending = jnp.where(is_met, ending_code("equivalence"), ending)
+        ending = jnp.where(is_met, ENDINGS.index("equivalence"), ending)
     return ending, active, jnp.asarray(NO_ARM), probs, evidence
 
 
@@ -197,7 +197,7 @@ def _compare_with_control(
         winner = jnp.argmax(jnp.where(rivals, better, -1.0))
         if "superiority" in at:
             is_new = jnp.any(rivals & (better >= at["superiority"]))
-        ending = jnp.where(jnp.any(rivals), CONTINUE, ending_code("superiority"))
+        ending = jnp.where(jnp.any(rivals), CONTINUE, ENDINGS.index("superiority"))
         left = rivals
         for rule, probs in ((equivalence, close), (futility, futile)):
             if rule is None:
@@ -205,11 +205,11 @@ def _compare_with_control(
             counts = state.is_first if rule.settings["only_first"] else jnp.asarray(True)
             kept = left & ~(counts & (probs >= at[rule.name]))
             is_end = jnp.any(left) & ~jnp.any(kept)
-            ending, left = jnp.where(is_end, ending_code(rule.name), ending), kept
+            ending, left = jnp.where(is_end, ENDINGS.index(rule.name), ending), kept
         # With a new control the rules of equivalence and futility wait for the next round.
         control = jnp.where(is_new, winner, state.control)
         left = jnp.where(is_new, rivals, left | (arms == state.control))
-        ending = jnp.where(is_new, jnp.where(jnp.sum(left) == 1, ending_code("superiority"), CONTINUE), ending)
+        ending = jnp.where(is_new, jnp.where(jnp.sum(left) == 1, ENDINGS.index("superiority"), CONTINUE), ending)
         return _Comparison(ending, left, control, state.is_first & ~is_new, is_new & (ending == CONTINUE))
 
     rivals = others(_Comparison(control, active, control, is_first, is_first))
@@ -223,31 +223,3 @@ def _compare_with_control(
     start = _Comparison(jnp.asarray(CONTINUE), active, control, is_first, jnp.asarray(True))
     found = jax.lax.while_loop(lambda state: state.is_new, check, start)
     return found.ending, found.active, found.control, posterior.best_arm_probs(found.active), evidence
-
-
-def _check_expected_loss(
-    rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array
-) -> Any:
-    losses = jnp.where(active, posterior.expected_losses(active), jnp.inf)
-    return jnp.min(losses), jnp.min(losses) <= limit, jnp.argmin(losses)
-
-
-def _check_value_remaining(
-    rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array
-) -> Any:
-    value = posterior.near_best_prob(limit, active, leader)
-    return value, value >= rule.settings["quantile"], leader
-
-
-def _check_precision(rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array) -> Any:
-    outside = 0.5 * (1.0 - rule.settings["level"])
-    widths = posterior.quantile(1.0 - outside) - posterior.quantile(outside)
-    widest = jnp.max(jnp.where(active, widths, 0.0))
-    return widest, widest <= limit, leader
-
-
-_OTHER_RULES = {
-    "expected_loss": _check_expected_loss,
-    "value_remaining": _check_value_remaining,
-    "precision": _check_precision,
-}

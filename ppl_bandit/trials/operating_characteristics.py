@@ -16,7 +16,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.performance import performance
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
@@ -74,7 +74,7 @@ class OperatingCharacteristics:
             "rule": [rule.name for rule in self.design.rules],
         }
         attrs = {
-            "endings": list(ENDINGS),
+            "endings": list(endings(self.design)),
             "arms": self.arms,
             "design": self.design.describe(),
             "seed": self._seed,
@@ -121,7 +121,6 @@ def operating_characteristics(
     seed: int = 0,
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_samples: int = 1000,
-    num_futures: int = 100,
     arms: Sequence[str] | None = None,
     mesh: "Mesh | None" = None,
     executor: Executor | None = None,
@@ -146,7 +145,6 @@ def operating_characteristics(
         seed: random seed.
         engine: an engine of the model or its factory; None is `engines.choose`.
         num_samples: posterior draws M at a look, where a probability has no closed form.
-        num_futures: simulated continuations behind a predictive probability of success.
         arms: names of the arms, in the program's order, for a control that is given by name, the table and the figure; None
             numbers them.
         mesh, executor: devices, or workers, over which to spread the trials, as in `simulate`.
@@ -165,7 +163,7 @@ def operating_characteristics(
         raise ValueError("scenarios is empty: give at least one, {name: truth}")
     worlds = {str(name): as_environment(model, scenario, str(name)) for name, scenario in named.items()}
     begun = time.perf_counter()
-    simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms, mesh=mesh, executor=executor)
+    simulator = TrialSimulator(model, design, engine, num_samples, arms, mesh=mesh, executor=executor)
     records: dict[str, TrialRecord] = {}
     try:
         for name, world in worlds.items():

@@ -8,7 +8,7 @@ import numpy as np
 from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 
 __all__ = ["declares_superiority", "performance", "sequence_covers"]
@@ -34,12 +34,13 @@ def performance(
         row[name] = float(np.mean(values)) if num else math.nan
         row[f"{name}_se"] = float(np.std(values) / math.sqrt(num))
 
-    stopping = [name for name in ENDINGS[1:-1] if name not in _ALWAYS and design.rule(name) is not None]
+    names = endings(design)
+    stopping = [name for name in names[1:] if name not in _ALWAYS and design.rule(name) is not None]
     chosen = found.arm
     # Where every other arm was inferior, the control is left alone, and no arm was superior to it.
     keeps_control = (found.ending == ENDINGS.index("superiority")) & (chosen == control)
     for name in (*_ALWAYS[:3], *stopping, _ALWAYS[3]):
-        add(name, (found.ending == ENDINGS.index(name)) & ~keeps_control)
+        add(name, (found.ending == names.index(name)) & ~keeps_control)
     if control >= 0:
         add("control_kept", keeps_control)
     each = np.arange(num)

@@ -1,6 +1,5 @@
 """A design as JSON values, for the journal and for files."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -32,8 +31,12 @@ def design_from_settings(settings: Mapping[str, Any]) -> Design:
         raise ValueError(f"a design has the arguments of Design, looks among them; got {sorted(settings)}")
     rules = []
     for rule in settings.get("stopping", ()):
-        threshold = math.inf if rule["threshold"] is None else rule["threshold"]
-        threshold = tuple(threshold) if isinstance(threshold, list) else threshold
+        if "function" in rule["settings"]:
+            raise ValueError(
+                f"the stopping rule {rule['name']!r} is a function, which the journal does not hold: build "
+                "Bandit(..., design=) with it in Python"
+            )
+        threshold = tuple(rule["threshold"]) if isinstance(rule["threshold"], list) else rule["threshold"]
         rules.append(StoppingRule(rule["name"], threshold, dict(rule["settings"])))
     selector = settings.get("selector")
     others = {name: value for name, value in settings.items() if name not in ("looks", "selector", "stopping")}
@@ -43,5 +46,4 @@ def design_from_settings(settings: Mapping[str, Any]) -> Design:
 
 
 def _rule_settings(rule: StoppingRule) -> dict[str, Any]:
-    threshold = None if rule.threshold == math.inf else to_json(rule.threshold)  # JSON has no infinity
-    return {"name": rule.name, "threshold": threshold, "settings": to_json(rule.settings)}
+    return {"name": rule.name, "threshold": to_json(rule.threshold), "settings": to_json(rule.settings)}

@@ -1,4 +1,4 @@
-"""Stopping rules of an experiment: values that say when a look ends it, or drops an arm.
+"""Stopping rules of an experiment: values that say when a look ends it, or drops an arm; and rules that a user writes.
 
 Every rule reads the posterior of the arms' expected rewards theta and nothing else, so that it works with every engine. Here a
 rule is only described; `looks.check_look` applies all rules of a design in a fixed order.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.inputs.numbers import as_plain_numbers
+from ppl_bandit.program.fingerprints import function_fingerprint
 
 __all__ = [
     "StoppingRule",
@@ -18,10 +19,8 @@ __all__ = [
     "expected_loss",
     "futility",
     "inferiority",
-    "precision",
-    "predictive_success",
+    "rule",
     "superiority",
-    "value_remaining",
 ]
 
 
@@ -33,11 +32,13 @@ class StoppingRule:
         name: name of the factory; the ending of an experiment that the rule stops has the same name.
         threshold: what the criterion is compared with: one number, or one per look.
         settings: the other arguments of the factory by name.
+        function: the criterion of a rule that `rule` made; None for the others.
     """
 
     name: str
     threshold: float | tuple[float, ...]
     settings: Mapping[str, Any]
+    function: Callable[..., Any] | None = None
 
     def thresholds(self, num_looks: int) -> np.ndarray:
         """Return the threshold of each look.
@@ -53,23 +54,17 @@ class StoppingRule:
 
     def with_threshold(self, threshold: float | Sequence[float]) -> "StoppingRule":
         """Return the rule with another threshold, checked as in its factory."""
+        if self.function is not None:
+            return rule(self.function, self.name, **{self.settings["stops"]: threshold})
         return _FACTORIES[self.name](threshold, **self.settings)
 
     def describe(self) -> str:
         """Return the rule as a sentence of a protocol."""
         at, own = _words(self.threshold), self.settings
         by_look = " at the respective look" if isinstance(self.threshold, tuple) else ""
-        if self.name in _DESCRIPTIONS:
-            return _DESCRIPTIONS[self.name].format(at=at, by_look=by_look, **own)
-        ends = []
-        if self.threshold != np.inf:
-            ends.append(f"at least {at}{by_look} (stop for predicted success)")
-        if own["below"] is not None:
-            ends.append(f"at most {own['below']:g} (stop for futility)")
-        return (
-            f"Predictive probability of success: the probability that superiority at {own['success']:g} holds at {own['at']} "
-            f"decisions is {' or '.join(ends)}."
-        )
+        if self.function is not None:
+            return f"{self.name.replace('_', ' ').capitalize()}: {own['stops'].replace('_', ' ')} {at}{by_look}."
+        return _DESCRIPTIONS[self.name].format(at=at, by_look=by_look, **own)
 
     def __str__(self) -> str:
         """Return the call of the factory, such as `equivalence(0.9, delta=0.05)`."""
@@ -140,71 +135,38 @@ def expected_loss(below: float | Sequence[float]) -> StoppingRule:
     return StoppingRule("expected_loss", _positive(below, "expected_loss", "below"), {})
 
 
-def value_remaining(below: float | Sequence[float] = 0.01, quantile: float = 0.95) -> StoppingRule:
-    """Stop when the quantile of (max theta - theta_leader) / abs(theta_leader) is at most `below`.
-
-    Args:
-        below: a share of the leader's expected reward, .01 for one percent, or one per look.
-        quantile: its order, strictly inside (0, 1).
-    """
-    order = _probability(quantile, "value_remaining", "quantile", is_single=True)
-    return StoppingRule("value_remaining", _positive(below, "value_remaining", "below"), {"quantile": order})
-
-
-def precision(width: float | Sequence[float], *, level: float = 0.95) -> StoppingRule:
-    """Stop when the credible intervals of all arms left are at most `width` wide.
-
-    Args:
-        width: in the unit of the reward, or one per look.
-        level: probability of an interval.
-    """
-    order = _probability(level, "precision", "level", is_single=True)
-    return StoppingRule("precision", _positive(width, "precision", "width"), {"level": order})
-
-
-def predictive_success(
-    p: float | Sequence[float] | None, at: int, *, success: float = 0.975, below: float | None = None
+def rule(
+    function: Callable[[Any], Any],
+    name: str,
+    *,
+    at_least: float | Sequence[float] | None = None,
+    at_most: float | Sequence[float] | None = None,
 ) -> StoppingRule:
-    """Stop when the predictive probability that superiority holds at `at` decisions is at least p, or at most `below`.
-
-    The rest of the experiment is simulated from the posterior, with the present allocation (equal shares where a selector
-    decides each time). An experiment that stops because the probability is at most `below` ends with futility.
+    """Stop when a function of the posterior at a look is at least, or at most, a threshold.
 
     Args:
-        p: a probability, or one per look; None never stops for predicted success.
-        at: number of decisions after which success is judged, when all their outcomes are known.
-        success: success is an arm that is best, or beats the control, with at least this probability.
-        below: a small probability; None never stops for predicted failure.
+        function: (look) -> number, with `look.posterior` (a `trials.arm_posterior.ArmPosterior`), `look.active` (the arms that
+            are left, (A,)), `look.leader` (the one most likely best), `look.control` (-1 without one) and `look.num_decisions`.
+            It is compiled: write it with `jax.numpy`.
+        name: of the rule, and of the ending of an experiment that it stops.
+        at_least, at_most: the threshold, or one per look; give one of the two.
     """
-    if p is None and below is None:
-        raise ValueError("predictive_success has neither p nor below: give at least one of them")
-    if isinstance(at, bool) or not isinstance(at, int | np.integer) or at < 1:
-        raise ValueError(f"predictive_success: at must be a number of decisions, got {at!r}")
-    settings = {
-        "at": int(at),
-        "success": _probability(success, "predictive_success", "success", is_single=True),
-        "below": None if below is None else _probability(below, "predictive_success", "below", is_single=True),
-    }
-    # A probability is never above 1: this threshold is never reached.
-    threshold = np.inf if p is None else _probability(p, "predictive_success", "p")
-    if below is not None and np.min(threshold) <= below:
-        raise ValueError(f"predictive_success: below is {below:g}, and must be less than p, {np.min(threshold):g}")
-    return StoppingRule("predictive_success", threshold, settings)
+    if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+        raise ValueError(f"name must be a new name such as 'precision', other than {', '.join(RESERVED)}, got {name!r}")
+    if not callable(function):
+        raise ValueError(f"{name}: function must be a function of the look, got {function!r}")
+    if (at_least is None) == (at_most is None):
+        raise ValueError(f"{name}: give at_least= or at_most=, one of the two")
+    stops = "at_most" if at_least is None else "at_least"
+    numbers = _numbers(at_most if at_least is None else at_least, name, stops)
+    threshold = numbers.tolist() if numbers.ndim == 0 else tuple(numbers.tolist())
+    return StoppingRule(name, threshold, {"stops": stops, "function": function_fingerprint(function)}, function)
 
 
 _FACTORIES: dict[str, Callable[..., StoppingRule]] = {
-    rule.__name__: rule
-    for rule in (
-        superiority,
-        inferiority,
-        equivalence,
-        futility,
-        expected_loss,
-        value_remaining,
-        precision,
-        predictive_success,
-    )
+    own.__name__: own for own in (superiority, inferiority, equivalence, futility, expected_loss)
 }
+RESERVED = ("continue", *_FACTORIES, "undecided")
 
 
 def _probability(value: Any, rule: str, argument: str, *, is_single: bool = False) -> Any:
@@ -249,7 +211,4 @@ _DESCRIPTIONS = {
     "futility": "Futility: an arm that exceeds the control by less than {delta:g} with probability at least "
     "{at}{by_look} is dropped.",
     "expected_loss": "Expected loss: the expected loss of the chosen arm is at most {at}{by_look}.",
-    "value_remaining": "Value remaining: with probability {quantile:g}, the best arm exceeds the leader by at most {at} of its "
-    "expected reward{by_look}.",
-    "precision": "Precision: the {level:.0%} credible intervals of all arms are at most {at} wide{by_look}.",
 }

@@ -1,7 +1,7 @@
 """Measure designs of trials: type I error by number of looks, calibration, adaptr's README design, prior worlds, and speed.
 
 Run it with `python tests/benchmarks/trial_designs.py [part ...] [--trials N] [--out FILE]`; parts: looks, calibrate, adaptr,
-prediction, stopping, speed, collapsed. Every figure is printed with its standard error and its reference.
+stopping, speed, collapsed. Every figure is printed with its standard error and its reference.
 """
 
 import argparse
@@ -18,10 +18,8 @@ from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
 from trial_settings import (  # noqa: E402
-    PREDICTION_DESIGNS,
     adaptr_design,
     normal_arms,
-    predicted_and_found,
     rates,
     similar_arms,
 )
@@ -85,16 +83,6 @@ def part_adaptr(num_trials):
             f"    rates .75, .80, .70: {name}", table.loc["difference", name], table.loc["difference", f"{name}_se"]
         )
     return found
-
-
-def part_prediction(num_trials):
-    table = {}
-    for name, design in PREDICTION_DESIGNS.items():
-        predicted, found = predicted_and_found(rates(2), design, num_trials, num_futures=100)
-        gap = found - predicted
-        label = f"predicted success, {name} ({gap.size} stopped): found less predicted"
-        table[name] = show(label, gap.mean(), gap.std() / math.sqrt(gap.size), 0.0)
-    return table
 
 
 def part_stopping(num_trials):

@@ -32,10 +32,8 @@ def draw_trial(folder):
     design = Design(
         range(80, 401, 80),
         control="placebo",
-        selector=selectors.thompson(),
+        selector=selectors.with_control(selectors.with_limits(selectors.thompson(), floors=0.16), "sqrt"),
         allocation="looks",
-        control_share="sqrt",
-        floors=0.1,
         lag=20,
         max_rows=400,
         stopping=[stopping.superiority(0.99), stopping.inferiority(0.01), stopping.futility(0.95, 0.05)],

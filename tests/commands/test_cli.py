@@ -46,7 +46,7 @@ def test_check_says_which_models_are_exact_and_why_the_others_are_not(capsys, tm
     assert main(["check", "bernoulli", "logistic", str(tmp_path / "mine.py"), "nosuchmodel"]) == 2
     exact, approximate, invalid, missing = capsys.readouterr().out.splitlines()
     assert exact.split() == ["bernoulli", "exact", "rate:", "Beta"]
-    assert "logistic" in approximate and "not exact" in approximate and "no closed-form posterior" in approximate
+    assert "logistic" in approximate and "not exact" in approximate and "cannot be proved conjugate" in approximate
     assert " nats" not in approximate  # measures are details
     assert "invalid" in invalid and "no sample site 'reward'" in invalid
     assert "invalid" in missing and "bernoulli" in missing  # the bundled names are listed

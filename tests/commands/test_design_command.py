@@ -53,7 +53,8 @@ def test_a_design_is_simulated_and_a_report_is_written(scenarios, stops, tmp_pat
         (["--looks", "100", "--scenario", "half"], "--scenario must be NAME=V,V,..."),
         (["--looks", "100", "--scenario", "two=.1,.2"], "has 2 values for a site of shape"),
         (["--looks", "100", "--scenario", "x=rates:.1"], "must give the sites"),
-        (["--looks", "100", "--allocation", "looks", "--cap", ".2"], "caps of 3 arms add up to 0.6, less than 1"),
+        (["--looks", "100", "--cap", "2"], "caps must be probabilities in [0, 1]"),
+        (["--looks", "100", "--control-share", ".3"], "give --control"),
         (["--looks", "100", "--calibrate", ".05"], "--calibrate needs the null"),
     ],
 )

@@ -296,7 +296,7 @@ def test_choose_is_exact_where_that_is_proved_and_says_what_was_refused_elsewher
 
     chosen = engines.choose(RewardModel(logistic, 2)).explanation
     assert chosen.engine == "reweight" and not chosen.is_exact
-    assert "not conjugate" in chosen.reason and "NOT EXACT" in chosen.report
+    assert "cannot be proved conjugate" in chosen.reason and "NOT EXACT" in chosen.report
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Looks at a live experiment: verdicts that are recorded, the same after a restart, and right by an independent quadrature."""
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -21,11 +19,14 @@ NODES, WEIGHTS = (0.5 * own for own in np.polynomial.legendre.leggauss(100))  # 
 NODES = NODES + 0.5
 DESIGN = Design(
     [20, 40, 60],
-    selector=THOMPSON,
+    selector=selectors.with_limits(THOMPSON, floors=0.1),
     stopping=[stopping.superiority(0.99), stopping.inferiority(0.02), stopping.equivalence(0.9, 0.05)],
     allocation="looks",
-    floors=0.1,
 )
+
+
+def spread(look):
+    return look.posterior.mean().max() - look.posterior.mean().min()
 
 
 def build(**settings):
@@ -159,31 +160,6 @@ def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
         bandit.select()
 
 
-@pytest.mark.slow
-def test_predicted_success_counts_pending_rewards_and_equals_an_enumeration():
-    success, num_left = 0.8, 2
-    rule = stopping.predictive_success(0.9999, at=8, success=success)
-    bandit = build(design=Design([6, 8], stopping=rule))
-    decisions = [bandit.select() for _ in range(6)]
-    for place, decision in enumerate(decisions[:4]):
-        bandit.update(decision, place % 2)
-    wins, losses, waiting = (np.zeros(3, int) for _ in range(3))
-    for place, decision in enumerate(decisions):
-        (waiting if place > 3 else wins if place % 2 else losses)[ARMS.index(decision.arm)] += 1
-    expected = 0.0
-    for places in itertools.product(range(3), repeat=num_left):
-        num = waiting + np.bincount(places, minlength=3)
-        for more in itertools.product(*(range(own + 1) for own in num)):
-            laws = zip(more, num, 1 + wins, 1 + losses, strict=True)
-            chance = np.prod([stats.betabinom(own, a, b).pmf(k) for k, own, a, b in laws])
-            later = best_arm_probs(1 + wins + more, 1 + losses + num - more)
-            expected += chance / 3**num_left * (max(later) >= success)
-    found = bandit.look().evidence["predictive_success"]
-    # 1,000 continuations: four standard errors.
-    assert 0.05 < expected < 0.95
-    assert abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / 1000)
-
-
 def test_designs_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="has no design"):
         build(selector=DESIGN.selector).look()
@@ -198,12 +174,17 @@ def test_designs_that_do_not_fit_are_refused():
 
 
 def test_a_design_is_restored_from_json_values():
-    rules = [stopping.superiority([0.999, 0.99, 0.98]), stopping.predictive_success(None, 20, below=0.05)]
+    rules = [stopping.superiority([0.999, 0.99, 0.98]), stopping.expected_loss(0.05)]
     design = Design([10, 20], selector=THOMPSON, stopping=rules, lag=[0.5, 0.5], max_rows=30)
     settings = design_settings(design)
     assert design_settings(design_from_settings(settings)) == settings
     with pytest.raises(ValueError, match="a design has the arguments of Design"):
         design_from_settings({"look": [1]})
+    own = Design([10, 20], stopping=stopping.rule(spread, "spread", at_most=0.1))
+    other = Design([10, 20], stopping=stopping.rule(lambda look: 0.0, "spread", at_most=0.1))
+    assert design_settings(own) != design_settings(other)  # another function is another experiment
+    with pytest.raises(ValueError, match="the stopping rule 'spread' is a function, which the journal does not hold"):
+        design_from_settings(design_settings(own))
 
 
 def test_a_report_says_how_far_each_rule_is_from_its_threshold(warm_starts):
@@ -211,7 +192,7 @@ def test_a_report_says_how_far_each_rule_is_from_its_threshold(warm_starts):
         stopping.superiority(0.99),
         stopping.inferiority(0.01),
         stopping.expected_loss(0.5),
-        stopping.precision(0.01),
+        stopping.rule(spread, "spread", at_most=0.01),
     ]
     bandit = bernoulli_bandit(2, design=Design([100, 200], stopping=rules))
     bandit.update_many(arms=[0] * 40 + [1] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
@@ -224,5 +205,6 @@ def test_a_report_says_how_far_each_rule_is_from_its_threshold(warm_starts):
     assert found["expected_loss"].value == pytest.approx(report.loss, rel=1e-3) and found["expected_loss"].is_met
     (line,) = [line for line in str(report).splitlines() if line.startswith("Stopping rules at this posterior: ")]
     assert "the largest probability that an arm is best is 0.8" in line and ", and 0.99 or more stops;" in line
+    assert "; spread is 0.1" in line and ", and 0.01 or less stops" in line
     assert "the expected loss of the best choice is" in line and "0.5 or less stops (met)" in line
     assert report.to_dict()["rules"][0]["name"] == "superiority" and bandit.look().look == 0  # nothing was recorded

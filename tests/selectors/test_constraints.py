@@ -63,6 +63,34 @@ def test_a_floor_fades_with_the_step():
         np.testing.assert_allclose(plays(fading, step)[1], [floor] * 3 + [1 - 3 * floor], atol=1e-5)
 
 
+def test_softened_probabilities_are_powers_that_change_at_their_numbers_of_decisions():
+    probs = jnp.array([0.0, 0.1, 0.2, 0.7])
+    allowed = jnp.array([True, True, True, False])
+    rule = selectors.softened(selectors.thompson(), [(0, 0.5), (10, 0.0), (20, 1.0)])
+    for step, power, arms in ((10, 0.5, None), (11, 0.0, None), (11, 0.0, allowed), (21, 1.0, None)):
+        found = rule.select_from_probs(jr.key(0), probs, step, allowed=arms)
+        expected = np.asarray(probs) ** power * (1.0 if arms is None else np.asarray(arms))
+        np.testing.assert_allclose(found.propensities, expected / expected.sum(), rtol=1e-6)
+    check_shares(*plays(selectors.softened(selectors.thompson(), 0.5)))
+
+
+def test_limits_and_powers_need_no_table_and_give_the_same_without_it():
+    softer = selectors.with_limits(selectors.softened(selectors.thompson(), 0.5), floors=0.15)
+    with_table = softer(jr.key(0), TABLE, 1)
+    without = softer.select_from_probs(jr.key(0), with_table.best_arm_probs, 1)
+    np.testing.assert_allclose(without.propensities, with_table.propensities, rtol=1e-6)
+    assert softer.select_from_probs is not None and not softer.is_linear
+    assert selectors.with_control(softer, 0.3).select_from_probs is None  # chooses among the others
+
+
+def test_the_root_share_of_a_control_counts_the_arms_that_are_left():
+    rule = selectors.with_control(selectors.thompson(), "sqrt")
+    for allowed, others in ((jnp.ones(4, bool), 3), (jnp.array([True, True, False, False]), 1)):
+        found = rule(jr.key(0), TABLE, 1, allowed=allowed)
+        expected = np.sqrt(others) / (np.sqrt(others) + others)
+        np.testing.assert_allclose(found.propensities[0], expected, rtol=1e-6)
+
+
 def test_limits_that_the_allowed_arms_cannot_meet_give_way():
     capped = selectors.with_limits(selectors.greedy(), caps=0.3)
     np.testing.assert_allclose(
@@ -74,7 +102,10 @@ def test_limits_that_the_allowed_arms_cannot_meet_give_way():
     ("make", "words"),
     [
         (lambda: selectors.with_control(selectors.greedy(), 1.0), "share must lie strictly inside"),
+        (lambda: selectors.with_control(selectors.greedy(), "match"), "or be \"sqrt\", got 'match'"),
         (lambda: selectors.with_control(selectors.greedy(), 0.5, arm=-1), "arm must be the index"),
+        (lambda: selectors.softened(selectors.greedy(), "half"), "power must lie in"),
+        (lambda: selectors.softened(selectors.greedy(), [(5, 0.5)]), "begin with 0 decisions"),
         (lambda: selectors.with_limits(selectors.greedy(), floors=[0.6, 0.6]), "add up to 1.2, more than 1"),
         (lambda: selectors.with_limits(selectors.greedy(), floors=[0.3, 0.1], caps=[0.2, 1.0]), "exceed caps"),
         (lambda: selectors.with_limits(selectors.greedy(), caps=1.5), "caps must be probabilities"),

@@ -1,42 +1,6 @@
-"""An independent version, in plain NumPy loops over named arms, of the order of checks and of the allocation in adaptr (R)."""
+"""An independent version, in plain NumPy loops over named arms, of the order of checks in adaptr (R)."""
 
 import numpy as np
-
-
-def rescaled(values):
-    return values / values.sum()
-
-
-def reallocated(probs, fixed, low, high, power, match=None):
-    """Return allocation probabilities; nan in `fixed`, `low` or `high` is no restriction."""
-    probs = np.array(probs, float)
-    if match is not None and probs.size > 1:
-        probs[match] = max(value for arm, value in enumerate(probs) if arm != match)
-        if not probs.any():
-            probs[:] = 1.0
-        probs = rescaled(probs)
-    if np.isnan(np.concatenate([fixed, low, high])).all():
-        return rescaled(probs**power)
-    final = np.array(fixed, float)
-    if not np.isnan(final).any():
-        return rescaled(final)
-    while abs(np.nansum(final) - 1.0) > 1e-13:
-        rest, is_open = 1.0 - np.nansum(final), np.isnan(final)
-        total = probs[is_open].sum()
-        trial = final.copy()
-        trial[is_open] = rest * (probs[is_open] / total if total > 0 else 1.0 / is_open.sum())
-        if power < 1:
-            trial[is_open] = rest * rescaled(rescaled(trial[is_open]) ** power)
-        for arm in np.flatnonzero(is_open):
-            if trial[arm] < low[arm]:
-                trial[arm] = final[arm] = low[arm]
-            elif trial[arm] > high[arm]:
-                trial[arm] = final[arm] = high[arm]
-        if abs(trial.sum() - 1.0) <= 1e-13:
-            final = trial
-        if not np.isnan(final).any() and abs(final.sum() - 1.0) > 1e-13:
-            final = rescaled(final)
-    return final
 
 
 def share_best(table, arms):

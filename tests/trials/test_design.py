@@ -11,9 +11,6 @@ BAD = [
     (lambda: Design([0.5]), "looks\\[0\\] must be a positive integer"),
     (lambda: Design([10], stopping=[0.99]), "expected rules such as stopping.superiority"),
     (lambda: Design([10], stopping=stopping.futility(0.9, delta=0.1)), "futility compares arms with a control"),
-    (lambda: Design([10], control_share="sqrt", allocation="looks"), "no control: give control="),
-    (lambda: Design([10], control=0, control_share="root", allocation="looks"), '"sqrt" or "match", got \'root\''),
-    (lambda: Design([10], floors=0.1), 'need allocation="looks"'),
     (lambda: Design([10], allocation="block"), 'allocation must be "each"'),
     (lambda: Design([10, 20], lag=10), "no outcome would be known then"),
     (lambda: Design([10, 20], lag=[0.9, 0.3]), "add up to at most 1"),
@@ -25,7 +22,6 @@ BAD = [
         lambda: Design([10], stopping=[stopping.superiority(0.5), stopping.inferiority(0.6)]),
         "is not below superiority's",
     ),
-    (lambda: Design([10], stopping=stopping.predictive_success(0.9, at=20)), "the experiment ends at 10"),
     (lambda: Design([10], control=True), "control must be the index or the name"),
     (lambda: Design([10], control=3).control_index(range(3)), "control is 3, which is no arm"),
     (lambda: Design([10], control="x").control_index(["a", "b"]), "control is 'x', which is no arm"),
@@ -34,24 +30,21 @@ BAD = [
     (lambda: stopping.superiority(float("nan")), "p must be a number"),
     (lambda: stopping.equivalence(0.9, delta=-0.1), "delta must be one positive difference"),
     (lambda: stopping.expected_loss(0.0), "below must be positive"),
-    (lambda: stopping.predictive_success(None, at=20), "neither p nor below"),
-    (lambda: stopping.predictive_success(0.5, at=20, below=0.9), "below is 0.9, and must be less than p, 0.5"),
-    (lambda: stopping.value_remaining(0.1, quantile=[0.9, 0.95]), "quantile must be one probability for all looks"),
+    (lambda: stopping.rule(len, "superiority", at_least=1), "name must be a new name such as 'precision', other than"),
+    (lambda: stopping.rule(0.9, "precision", at_least=1), "function must be a function of the look, got 0.9"),
+    (lambda: stopping.rule(len, "precision"), "give at_least= or at_most=, one of the two"),
+    (lambda: stopping.rule(len, "precision", at_most=[0.1, "x"]), "at_most must be a number, or one per look"),
     (lambda: Design([10], stopping=stopping.superiority), "expected rules such as stopping.superiority"),
-    (lambda: Design([10], softening="half"), "softening must lie in"),
     (lambda: Design({1}), "looks must be a sequence of numbers of decisions.*got \\{1\\}"),
     (lambda: Design({10: "first"}), "looks must be a sequence"),
     (lambda: Design("10"), "looks must be a sequence"),
     (lambda: Design([True, 20]), "looks\\[0\\] must be a positive integer"),
     (lambda: Design([float("nan")]), "looks\\[0\\] must be a positive integer"),
-    (lambda: Design([10], stopping={stopping.precision}), "expected rules such as stopping.superiority"),
+    (lambda: Design([10], stopping={stopping.superiority}), "expected rules such as stopping.superiority"),
     (lambda: Design([10], lag={0.5}), "lag must be a number of decisions"),
     (lambda: Design([10], lag=["0.5", "0.5"]), "lag must be a number of decisions"),
     (lambda: Design([10], lag=[True]), "lag must be a number of decisions"),
     (lambda: Design([10], lag=[float("nan")]), "lag must be a number of decisions"),
-    (lambda: Design([10], allocation="looks", floors={0: 0.1}), "floors must be a sequence of numbers, got a dict"),
-    (lambda: Design([10], allocation="looks", floors="0.1"), "floors must be a number, got '0.1'"),
-    (lambda: Design([10], allocation="looks", caps=True), "caps must be a number, got True"),
     (lambda: Design([10], calibration=[0.05]), "calibration must be a mapping"),
     (lambda: stopping.superiority({0.99}), "p must be a number, or one per look"),
     (lambda: stopping.superiority(["0.99"]), "p must be a number, or one per look"),
@@ -68,12 +61,11 @@ def test_bad_input_is_refused_in_words(build, message):
 
 def test_a_design_says_in_words_what_it_does():
     rules = stopping.superiority(0.99), stopping.equivalence(0.9, delta=0.05), stopping.inferiority(0.01)
-    design = Design(
-        range(300, 2001, 100), stopping=rules, selector=selectors.thompson(), allocation="looks", floors=0.15
-    )
+    selector = selectors.with_limits(selectors.thompson(), floors=0.15)
+    design = Design(range(300, 2001, 100), stopping=rules, selector=selector, allocation="looks")
     words = design.describe()
     assert "300, 400, ..., 2000 decisions (18 looks, every 100)" in words
-    assert "thompson(), with probabilities that are fixed between looks, at least 0.15" in words
+    assert "with_limits(selector=thompson(), floors=0.15" in words and "probabilities that are fixed between" in words
     assert "differ by less than 0.05 with probability at least 0.9" in words
 
 

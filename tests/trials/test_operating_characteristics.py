@@ -110,18 +110,6 @@ BAD = [
     (lambda model: {"null": {"p": 1}}, {}, "expected \\['rate'\\]"),
     (lambda model: {"null": "x"}, {}, "scenario 'null' is 'x', expected a truth"),
     (lambda model: {}, {}, "scenarios is empty"),
-    (
-        lambda model: {"null": 0.5},
-        {"allocation": "looks", "floors": 0.5},
-        "floors of 3 arms add up to 1.5, more than 1",
-    ),
-    (
-        lambda model: {"null": 0.5},
-        {"allocation": "looks", "floors": 0.2, "control": 0, "control_share": 0.7},
-        "control share included, add up to 1.1",
-    ),
-    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3}, "caps of 3 arms add up to 0.9, less than 1"),
-    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3, "floors": 0.4}, "no floor may be above its cap"),
     (lambda model: {"null": 0.5}, {"control": 7}, "control is 7, which is no arm"),
     (lambda model: {"null": 0.5}, {"control": "old"}, "control is 'old', which is no arm; the arms are \\[0, 1, 2\\]"),
     (
@@ -150,8 +138,6 @@ def test_a_program_without_a_reward_model_is_refused_in_words(model):
             simulate(lambda arm: None, design, 0.5)
         with pytest.raises(ValueError, match="design must be a Design, got \\[10, 20\\]"):
             simulate(model, [10, 20], 0.5)
-    with pytest.raises(ValueError, match="num_futures must be a positive integer, got 0"):
-        operating_characteristics(model, design, {"null": 0.5}, num_futures=0)
 
 
 def test_calibrate_refuses_what_it_cannot_calibrate(model):
@@ -250,14 +236,3 @@ def test_a_partly_conjugate_program_has_operating_characteristics_too():
     found = operating_characteristics(similar_arms(3), design, {"truth": truth}, num_trials=16)
     assert found.method.startswith("collapsed, row by row")
     assert found.table().loc["truth", "power"] > 0.8  # two standard deviations of one row apart, 10 rows per arm
-
-
-@pytest.mark.slow
-def test_predicted_success_stops_and_predicted_failure_ends_with_futility(model):
-    rule = stopping.predictive_success(0.95, at=400, success=0.95, below=0.05)
-    design = Design([100, 200, 400], stopping=rule)
-    table = operating_characteristics(
-        model, design, {"clear": [0.2, 0.2, 0.6], "null": 0.5}, num_trials=200, num_futures=50
-    ).table()
-    assert table.loc["clear", "predictive_success"] > 0.95
-    assert table.loc["null", "futility"] > 0.3

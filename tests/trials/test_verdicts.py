@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference_rules import look_with_control, look_without_control
+from trial_settings import widest
 
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.arm_posterior import from_table
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import ENDINGS, check_look
+from ppl_bandit.trials.looks import ENDINGS, check_look, endings
 
 NUM_DRAWS, NUM_ARMS, NUM_CASES = 64, 4, 1500
 
@@ -92,15 +93,20 @@ def test_the_last_look_ends_undecided_and_thresholds_change_by_look():
     assert endings == ["continue", "superiority", "undecided"]
 
 
-def test_loss_value_and_precision_stop_with_the_arm_that_they_judge():
+def test_loss_and_rules_of_the_user_stop_with_the_arm_that_they_judge():
     table = jnp.asarray(np.random.default_rng(4).normal([1.0, 1.1], [0.01, 0.02], (2000, 2)))
     active = jnp.ones(2, bool)
     for rule, name in (
         (stopping.expected_loss(0.001), "expected_loss"),
-        (stopping.value_remaining(0.05), "value_remaining"),
-        (stopping.precision(0.1), "precision"),
+        (stopping.rule(widest, "precision", at_most=0.1), "precision"),
+        (stopping.rule(lambda look: look.posterior.mean()[look.leader], "mean", at_least=1.05), "mean"),
+        (stopping.rule(lambda look: look.num_decisions, "half", at_least=[10, 20]), "half"),
     ):
-        look = check_look(Design([10, 20], stopping=rule), 0, from_table(table), active)
-        assert (ENDINGS[look.ending], int(look.arm)) == (name, 1)
-    look = check_look(Design([10, 20], stopping=stopping.precision(0.05)), 0, from_table(table), active)
+        design = Design([10, 20], stopping=rule)
+        look = check_look(design, 0, from_table(table), active)
+        assert (endings(design)[look.ending], int(look.arm)) == (name, 1)
+    narrow = stopping.rule(widest, "precision", at_most=0.05)
+    look = check_look(Design([10, 20], stopping=narrow), 0, from_table(table), active)
     assert ENDINGS[look.ending] == "continue"  # 2 * 1.96 * .02 = .078 is wider
+    assert narrow.with_threshold(0.1).thresholds(2).tolist() == [0.1, 0.1]
+    assert narrow.describe() == "Precision: at most 0.05."

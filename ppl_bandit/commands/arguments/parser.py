@@ -276,8 +276,7 @@ def _design(design: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="superiority:P, inferiority:P, equivalence:P:DELTA, futility:P:DELTA, expected_loss:BELOW, value_remaining:BELOW, "
-        "precision:WIDTH or predictive_success:P:AT; repeat for several",
+        help="superiority:P, inferiority:P, equivalence:P:DELTA, futility:P:DELTA or expected_loss:BELOW; repeat for several",
     )
     design.add_argument(
         "--calibrate", type=float, metavar="ERROR", help="find superiority's threshold for this type I error"
@@ -299,10 +298,10 @@ def _design(design: argparse.ArgumentParser) -> None:
     )
     design.add_argument("--arms", type=_names, help="names of the arms, in the program's order, comma-separated")
     design.add_argument("--control", metavar="ARM", help="name of the control arm (needs --arms), or its number from 0")
-    design.add_argument("--control-share", help='with --allocation looks: a probability, "sqrt" or "match"')
-    design.add_argument("--floor", type=float, default=0.0, help="with --allocation looks: least probability of an arm")
-    design.add_argument("--cap", type=float, default=1.0, help="with --allocation looks: most probability of an arm")
-    design.add_argument("--softening", type=float, default=1.0, help="with --allocation looks: power of probabilities")
+    design.add_argument("--control-share", help='the control\'s share: a probability, or "sqrt"')
+    design.add_argument("--floor", type=float, default=0.0, help="least probability of an arm (%(default)s)")
+    design.add_argument("--cap", type=float, default=1.0, help="greatest probability of an arm (%(default)s)")
+    design.add_argument("--softening", type=float, default=1.0, help="power of the probabilities (%(default)s)")
     design.add_argument("--lag", type=_whole, default=0, help="last decisions without outcome at a look (%(default)s)")
     design.add_argument("--burn-in", type=_whole, default=0, help="decisions shared equally at the start (%(default)s)")
     design.add_argument("--max-rows", type=_whole, help="decisions in all; the last look waits for all outcomes")

@@ -1,13 +1,14 @@
 """Inspect a split of a program: is the rest conjugate given the outer sites, for every value that they can take?
 
 At one outer value the exact engine's examination finds families, proves and certifies. That it holds for all values is proved
-on the same jaxpr with the outer sites ranging over their supports as well. If every density that the inner sites reach is
-analytic in inner and outer sites together, so is its deviation from affine, and an analytic function that vanishes at random
-points vanishes everywhere. So certificates at random outer values are valid for all of them.
+on the same jaxpr with the outer sites ranging over their supports as well. If the densities that the inner sites reach are
+polynomials of low degree whose coefficients are analytic in the outer sites, their deviation from affine is analytic too, and
+an analytic function that vanishes at random points vanishes everywhere. So certificates at random outer values are valid for
+all of them.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
+from ppl_bandit.engines.collapsed.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact.certificate.certificate import (
     Evidence,
     Residual,
@@ -28,7 +29,7 @@ from ppl_bandit.engines.exact.certificate.certificate import (
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
     Posterior,
@@ -39,13 +40,12 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     relative_to,
 )
-from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.proof.trial_certificates import trial_rows
 from ppl_bandit.engines.exact.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow
-from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
@@ -64,8 +64,7 @@ class Split(NamedTuple):
         prior: of the inner sites at one outer value.
         centre: the point at which densities of the inner sites are differentiated.
         values: outer values that were tried, by site, (V, ...) each; the first is that of `prior`.
-        outer_box: the box over which outer sites range in the proof.
-        contains: whether outer values lie in that box.
+        box: bounds between which the outer sites range in the proof.
         has_shared_statistics: whether the likelihood of a row depends on no outer site.
         hidden: outer sites whose own density depends on no inner site.
         evidence: that the inner sites are conjugate.
@@ -76,11 +75,15 @@ class Split(NamedTuple):
     prior: Posterior
     centre: Coordinates
     values: dict[str, np.ndarray]
-    outer_box: tuple[SiteBlock, ...]
-    contains: Callable[[Mapping[str, Array]], Bool[Array, ""]]
+    box: dict[str, tuple[float, float]]
     has_shared_statistics: bool
     hidden: tuple[str, ...]
     evidence: Evidence
+
+    def contains(self, values: Mapping[str, Array]) -> Bool[Array, ""]:
+        """Return whether the proof covers outer values."""
+        inside = [(values[name] >= low) & (values[name] <= high) for name, (low, high) in self.box.items()]
+        return jnp.all(jnp.stack([jnp.all(own) for own in inside]))
 
 
 def inspect(
@@ -110,15 +113,13 @@ def inspect(
         given(model, {name: value[0] for name, value in values.items()}), around_cores=True
     )
     centre = jax.device_get(coordinates_at(layout, prior))
-    split = Split(space, layout, prior, centre, values, (), lambda _: jnp.array(True), is_shared, hidden, evidence)
-    for is_whole in (True, False):
-        box, contains = box_of(model, space, supports, is_whole=is_whole)
-        split = split._replace(outer_box=box, contains=contains)
-        obstacles, in_prior, in_rows = _measure(model, split, examples)
-        if not obstacles:
-            break
-    if obstacles:
-        raise refusal(model, f"cannot be proved conjugate for every value of {outer}: {obstacles[0]}", ANALYTIC_REMEDY)
+    box, gap = _prove(model, layout, space, supports, hidden)
+    if gap is not None:
+        raise refusal(
+            model, f"cannot be proved conjugate for every value of {outer}: {gap.reason}", gap.remedy or ANALYTIC_REMEDY
+        )
+    split = Split(space, layout, prior, centre, values, box, is_shared, hidden, evidence)
+    in_prior, in_rows = _measure(model, split, examples)
     if not (excess_of(in_prior) <= 1.0 and excess_of(in_rows) <= 1.0):
         what, residual = ("prior", in_prior) if excess_of(in_prior) > 1.0 else ("likelihood", in_rows)
         if what == "prior" and (residual.nats <= residual.tolerance or not residual.nats < np.inf):
@@ -132,6 +133,26 @@ def inspect(
     worst_prior = max(evidence.prior, in_prior, key=lambda found: float(excess_of(found)))
     worst_row = max(evidence.likelihood, in_rows, key=lambda found: float(excess_of(found)))
     return split._replace(evidence=evidence._replace(prior=worst_prior, likelihood=worst_row))
+
+
+def _prove(
+    model: RewardModel, layout: Layout, space: OuterSpace, supports: Mapping[str, Any], hidden: tuple[str, ...]
+) -> tuple[dict[str, tuple[float, float]], Gap | None]:
+    """Return the box of outer values for which the rest is proved conjugate, and where the proof stops if there is none."""
+    view = copy.copy(model)
+    # What depends on no inner site need not be analytic. A density named as an outcome is not part of the prior.
+    view.outcomes = (*model.outcomes, *hidden)
+    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
+
+    def gap_of(own: RewardModel, box: dict[str, tuple[float, float]], *, is_prior: bool) -> Gap | None:
+        return not_conjugate(own, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior, outer=box)
+
+    for largest in BOXES:
+        box = box_of(model, space, supports, largest)
+        gap = gap_of(view, box, is_prior=True) or gap_of(model, box, is_prior=False)
+        if gap is None:
+            break
+    return box, gap
 
 
 def _try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[str, np.ndarray]:
@@ -167,13 +188,12 @@ def masked_trial_rows(
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
 
 
-def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> tuple[list[str], Residual, Residual]:
-    """Return the obstacles to a proof over the box, and the largest residuals of prior and rows over the outer values."""
+def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> tuple[Residual, Residual]:
+    """Return the largest residuals of prior and rows over the outer values."""
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     first_prior = jax.tree.map(jnp.asarray, split.prior)
-    obstacles: list[Obstacle] = []
 
-    def certify(values: Mapping[str, Array], rows: Interaction) -> Any:
+    def certify(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -191,40 +211,20 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
                 layout, lambda point: log_prior(point)[None], natural, centre, regions, num_roundings=num_roundings
             )
         )
-        readings = read_rows(view, layout, centre, rows, prove=lambda row: _obstacles(model, split, row))
-        obstacles[:] = readings.obstacles
+        readings = read_rows(view, layout, centre, rows)
         residuals = jax.vmap(worst_of)(compare_rows(view, layout, readings.naturals, centre, regions, rows))
         is_counted, no_residual = row_mask(rows) & readings.is_possible, Residual(*map(jnp.asarray, (0.0, 1.0, 0.0)))
         residuals = jax.tree.map(lambda own, none: jnp.where(is_counted, own, none), residuals, no_residual)
-        return in_prior, worst_of(residuals), [obstacle.is_present for obstacle in readings.obstacles]
+        return in_prior, worst_of(residuals)
 
-    def measure() -> tuple[list[Array], Residual, Residual]:
+    def measure() -> tuple[Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
-        in_prior, in_rows, flags = jax.lax.map(lambda values: certify(values, rows), outer)
-        of_prior = _obstacles(model, split, jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
-        is_present = [obstacle.is_present for obstacle in of_prior]
-        is_present += [jnp.any(flag[0] & row_mask(rows)) for flag in flags]  # the same for every outer value
-        obstacles[:0] = of_prior
-        return is_present, worst_of(in_prior), worst_of(in_rows)
+        in_prior, in_rows = jax.lax.map(lambda values: certify(values, rows), outer)
+        return worst_of(in_prior), worst_of(in_rows)
 
-    is_present, in_prior, in_rows = run_once(measure)
-    found = [obstacle.reason for obstacle, flag in zip(obstacles, is_present, strict=True) if flag]
-    return found, in_prior, in_rows
-
-
-def _obstacles(model: RewardModel, split: Split, row: Interaction, *, is_prior: bool = False) -> list[Obstacle]:
-    """Return possible obstacles to a proof in which inner and outer sites range over their boxes."""
-    both = split.layout._replace(sites=split.layout.sites + split.outer_box)
-    view = model
-    if is_prior and split.hidden:
-        # What depends on no inner site need not be analytic. A density named as an outcome is not part of the prior.
-        view = copy.copy(model)
-        view.outcomes = (*model.outcomes, *split.hidden)
-    outer = frozenset(site.name for site in split.outer_box)
-    outcomes = model.outcome_values(row.reward)
-    return analyticity(view, both, row.arm, row.context, outcomes, is_prior=is_prior, outer=outer)
+    return run_once(measure)
 
 
 def certificate_excess(
@@ -238,7 +238,7 @@ def certificate_excess(
     """Certify rows at outer values, (V, ...) each, and return how close each row comes to failing: at most 1 if certified.
 
     Each row is compared with its affine form around the centre and where the inner sites are once these rows are absorbed. The
-    result is infinite for a row that the program cannot produce or whose proof fails, and 0 for a masked row.
+    result is infinite for a row that the program cannot produce, and 0 for a masked row.
 
     Args:
         laws: of the inner sites at these outer values, before these rows, with precisions as arrows; (V, ...) each.
@@ -247,7 +247,7 @@ def certificate_excess(
 
     def certify(own: Mapping[str, Array], law: Posterior) -> tuple[Array, Bool[Array, " N"]]:
         view = given(model, own)
-        readings = read_rows(view, layout, centre, rows, prove=lambda row: _obstacles(model, split, row))
+        readings = read_rows(view, layout, centre, rows)
         naturals = readings.naturals_where(mask & readings.is_sound)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), naturals)
         added = relative_to(layout, total, centre, coordinates_at(layout, law))

@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.engines.exact.families.layout import SiteBlock
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.numpyro_adapter import element_support
 
-__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
+__all__ = ["BOXES", "OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
 
-_MAX_REAL = 100.0  # of real sites in the smaller box: the square of exp(100) is finite
-_MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller box
+_MAX_REAL = 100.0  # of real sites in the smaller boxes: the square of exp(100) is finite
+_MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller boxes
+# The largest positive value in each box that the proof tries: exponentials of it may overflow, or not.
+BOXES = (np.inf, np.exp(_MAX_LOG), _MAX_REAL)
 
 
 class OuterSpace(NamedTuple):
@@ -99,40 +100,27 @@ def _as_dtype(support: Any, dtype: Any) -> Any:
 
 
 def box_of(
-    model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], *, is_whole: bool
-) -> tuple[tuple[SiteBlock, ...], Callable[[Mapping[str, Array]], Bool[Array, ""]]]:
-    """Return the box of outer values that the proof covers, and a function that tells whether values lie in it.
+    model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], largest: float
+) -> dict[str, tuple[float, float]]:
+    """Return the box of outer values that the proof covers: bounds of each site.
 
     Args:
-        is_whole: whether the box is the whole support; in the smaller box exponentials neither underflow nor overflow.
+        largest: one of `BOXES`: infinity for the whole support; in smaller boxes exponentials neither underflow nor overflow.
     """
-    blocks = []
+    box, is_whole = {}, largest == np.inf
     for name in space.names:
-        support, shape = element_support(supports[name]), model.latent_shapes[name]
+        support = element_support(supports[name])
+        low, high = (-np.inf, np.inf) if is_whole else (-_MAX_REAL, _MAX_REAL)
         if isinstance(support, type(constraints.simplex)):
-            blocks.append(SiteBlock(name, "simplex", shape, 0))
+            low, high = 0.0, 1.0
         elif isinstance(support, constraints.greater_than):
-            low = np.asarray(support.lower_bound)
-            if is_whole:
-                blocks.append(SiteBlock(name, "positive", shape, 0, low))
-            else:
-                blocks.append(SiteBlock(name, "unit", shape, 0, low + np.exp(-_MAX_LOG), low + np.exp(_MAX_LOG)))
+            least = np.asarray(support.lower_bound)
+            small = 0.0 if is_whole else np.exp(-_MAX_LOG)
+            low, high = float(least.min() + small), float(least.max() + largest)
         elif isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
-            low, high = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
-            blocks.append(SiteBlock(name, "unit", shape, 0, low, high))
-        elif is_whole:
-            blocks.append(SiteBlock(name, "real", shape, 0))
-        else:
-            blocks.append(SiteBlock(name, "unit", shape, 0, -_MAX_REAL, _MAX_REAL))
-
-    def contains(values: Mapping[str, Array]) -> Bool[Array, ""]:
-        inside = jnp.array(True)
-        for block in blocks:
-            if block.kind == "unit":
-                inside &= jnp.all((values[block.name] >= block.low) & (values[block.name] <= block.high))
-        return inside
-
-    return tuple(blocks), contains
+            low, high = float(np.min(support.lower_bound)), float(np.max(support.upper_bound))
+        box[name] = (low, high)
+    return box
 
 
 def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[str]]:

@@ -9,6 +9,9 @@ counted in degrees, and what is no form is `Refused`, with the operation at whic
 Generators are the positive latents and the shares: latents in (0, 1), elements of a simplex, sums of these, and 1 - share. A
 monomial is a product of powers of generators, times data. Division, roots and logarithms are taken of monomials alone. No
 number is looked at but constants of the program, so that the result holds for all data.
+
+Outer latents, given which a program is to be conjugate, are data too, and `ranges` proves that what they reach is an analytic
+function of them.
 """
 
 import math
@@ -20,6 +23,18 @@ import numpy as np
 from ppl_bandit.program.jaxpr.entry_reads import DATA, Reads, fold_in_numpy, reads_of_results
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive, index_operands
+from ppl_bandit.program.jaxpr.ranges import (
+    EVERYTHING,
+    NotAnalytic,
+    Range,
+    hull,
+    is_float,
+    num_digits,
+    result_range,
+    softplus_range,
+    support_range,
+    values_range,
+)
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, is_tracer
 
@@ -62,9 +77,17 @@ class Form(NamedTuple):
 
 
 class Data(NamedTuple):
-    """An array that no latent reaches, and whose numbers are unknown."""
+    """An array of unknown numbers that no latent reaches but outer ones.
+
+    Attributes:
+        token: as of a `Form`.
+        range: of its numbers, as far as the ranges of data and of outer latents decide it.
+        is_outer: whether outer latents reach it; it is proved to be an analytic function of these.
+    """
 
     token: int
+    range: Range = EVERYTHING
+    is_outer: bool = False
 
 
 class Refused(NamedTuple):
@@ -80,9 +103,15 @@ class _NoForm(Exception):
 
 
 class Forms:
-    """Forms of the latents of a program, and of what a jaxpr computes from them."""
+    """Forms of the latents of a program, and of what a jaxpr computes from them.
 
-    def __init__(self) -> None:
+    Attributes:
+        flattens: whether floating point may round to a constant what outer latents add to a quantity, far out.
+    """
+
+    def __init__(self, *, may_flatten: bool = False) -> None:
+        self.flattens = False
+        self._may_flatten, self._has_outer = may_flatten, False
         self._numbers: dict[Any, int] = {}
         self._sizes: dict[int, float] = {}  # of a generator, in units of the statistic of its family
         self._shares: set[int] = set()
@@ -92,9 +121,14 @@ class Forms:
         """Return a `Form`, a `Refused`, `Data` or a constant array for each result, given such values for the arguments."""
         return interpret(self._domain(), closed.jaxpr, closed.consts, args)
 
-    def data(self, name: Any) -> Data:
-        """Return unknown data; two with the same name are the same."""
-        return Data(self._number("data", name))
+    def data(self, name: Any, known: Range = EVERYTHING) -> Data:
+        """Return unknown data in a range; two with the same name are the same."""
+        return Data(self._number("data", name), known)
+
+    def outer(self, name: str, low: float, high: float) -> Data:
+        """Return outer latents between two bounds."""
+        self._has_outer = True
+        return Data(self._number("site", name), support_range(low, high), is_outer=True)
 
     def real(self, name: str, shape: tuple[int, ...]) -> Form:
         """Return real latents."""
@@ -169,7 +203,17 @@ class Forms:
     # The interpreter
 
     def _domain(self) -> Domain:
-        return Domain(self._apply, _is_constant, self._fold, self._lift)
+        return Domain(self._apply, _is_constant, self._fold, self._lift, self._call)
+
+    def _call(self, eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Return the result of a function that is known as a whole; None for others."""
+        if eqn.params.get("name") != "softplus" or not _is_outer(values[0]):
+            return None
+        found, flattens = softplus_range(values[0].range)
+        if flattens and not self._may_flatten:
+            return None
+        self.flattens |= flattens
+        return [Data(self._number("softplus", values[0].token), found, is_outer=True)]
 
     def _lift(self, constant: Any) -> Any:
         return self.data(("traced", id(constant))) if is_tracer(constant) else constant
@@ -178,14 +222,12 @@ class Forms:
         found = fold_in_numpy(eqn, values)
         if all(value is not DATA for value in found):
             return list(found)
-        return [
-            Data(token) if value is DATA else value
-            for value, token in zip(found, self._tokens(eqn, values), strict=True)
-        ]
+        unknown = self._of_data(eqn, values, self._tokens(eqn, values), ())
+        return [own if value is DATA else value for value, own in zip(found, unknown, strict=True)]
 
     def _apply(self, eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[Any]:
         name = eqn.primitive.name
-        if name == "cond" and not isinstance(values[0], Form | Refused):
+        if name == "cond" and not isinstance(values[0], Form | Refused) and not _is_outer(values[0]):
             return self._branches(eqn, values, callers)
         if name == "select_n" and _is_constant(values[0]):
             chosen = np.unique(np.asarray(values[0]).astype(int)).tolist()
@@ -199,13 +241,31 @@ class Forms:
             return [refused] * len(eqn.outvars)
         tokens = self._tokens(eqn, values)
         if not any(isinstance(value, Form) for value in values):
-            return [Data(token) for token in tokens]
+            return self._of_data(eqn, values, tokens, callers)
         try:
             return self._results(eqn, values, tokens)
         except _NoForm as stop:
-            described = describe_primitive(eqn)
-            line = source_line((eqn, *callers))
-            return [Refused(str(stop) or described.refusal, line, described.remedy)] * len(eqn.outvars)
+            return _refused(eqn, callers, str(stop))
+
+    def _of_data(self, eqn: Any, values: list[Any], tokens: list[int], callers: tuple[Any, ...]) -> Sequence[Any]:
+        """Return the results of an operation on data and outer latents, with their range."""
+        is_outer = any(map(_is_outer, values))
+        if not self._has_outer:
+            return [Data(token) for token in tokens]
+        if any(_is_outer(values[i]) for i in index_operands(eqn)):
+            return _refused(eqn, callers, "")
+        is_same = len(values) > 1 and self._token_of(values[0]) == self._token_of(values[1])
+        constants = [value if _is_constant(value) else None for value in values]
+        try:
+            found, flattens = result_range(eqn, list(map(_range_of, values)), constants, is_same=is_same)
+            if flattens and is_outer and not self._may_flatten:
+                raise NotAnalytic
+        except NotAnalytic as stop:
+            return _refused(eqn, callers, str(stop)) if is_outer else [Data(token) for token in tokens]
+        if not isinstance(found, Range):
+            return [np.full(var.aval.shape, found) for var in eqn.outvars]
+        self.flattens |= flattens and is_outer
+        return [Data(token, found, is_outer) for token in tokens]
 
     def _branches(self, eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
         """Join the results of all branches that data may take."""
@@ -225,7 +285,7 @@ class Forms:
 
     def _results(self, eqn: Any, values: list[Any], tokens: list[int]) -> Sequence[Any]:
         name, kind = eqn.primitive.name, describe_primitive(eqn).kind
-        if any(isinstance(values[i], Form) for i in index_operands(eqn)):
+        if any(isinstance(values[i], Form) or _is_outer(values[i]) for i in index_operands(eqn)):
             raise _NoForm
         if kind is Kind.IDENTITY or name == "stop_gradient":
             return values
@@ -289,7 +349,7 @@ class Forms:
         """Return an array of whose entries data decide which case they are."""
         forms = [case for case in cases if isinstance(case, Form)]
         if not forms:
-            return Data(token)
+            return Data(token, hull(list(map(_range_of, cases))), any(map(_is_outer, cases)))
         if len({self._token_of(case) for case in cases}) == 1:
             return self._alike(token, (True,) * num_axes, forms[0], "joined")
         varies, others = (True,) * num_axes, [case for case in cases if not isinstance(case, Form)]
@@ -474,7 +534,8 @@ class Forms:
 
     def _negative(self, value: Any) -> Any:
         if isinstance(value, Data):
-            return Data(self._number("negative", value.token))
+            low, high = value.range[:2]
+            return value._replace(token=self._number("negative", value.token), range=Range(-high, -low))
         if not isinstance(value, Form):
             return np.negative(value)
         return self._scaled(self._number("negative", value.token), value.varies, value, -1.0)
@@ -524,6 +585,8 @@ class Forms:
         x, y = values
         varies = _any_varies(values, eqn.outvars[0].aval.shape)
         if not isinstance(y, Form):
+            if _is_outer(y) and y.range.low <= 0.0 <= y.range.high:
+                raise _NoForm
             constant = _uniform(y)
             return self._scaled(token, varies, x, 1.0 / constant if constant else None)
         inverse = self._raised(self._number("inverse", y.token), y, -1.0, _RATIO)
@@ -572,7 +635,7 @@ class Forms:
 
     def _logarithm(self, token: int, form: Any) -> Any:
         if not isinstance(form, Form):
-            return Data(token)
+            return Data(token, is_outer=_is_outer(form))
         if form.exponents is None:
             raise _NoForm(_LOGARITHM)
         return self._logs(token, form.varies, form.exponents, form.factor)
@@ -612,8 +675,8 @@ class Forms:
                 if bounds is not None and (bounds[1] <= least or bounds[0] >= most):
                     is_below = bounds[1] <= least
                     return np.full(shape, name == "ne" or (name in ("lt", "le")) == is_below and name != "eq")
-                if least == most == 0.0 and x.exponents is not None:
-                    return Data(token)  # data decide the sign
+                if least == most == 0.0 and self._has_sign(x):
+                    return Data(token)
         raise _NoForm
 
     def _is_finite(self, eqn: Any, values: list[Any], token: int) -> Any:
@@ -622,15 +685,19 @@ class Forms:
         return np.full(eqn.outvars[0].aval.shape, True)
 
     def _abs(self, eqn: Any, values: list[Any], token: int) -> Any:
-        if values[0].exponents is None:
+        if not self._has_sign(values[0]):
             raise _NoForm
         factor = values[0].factor
         return self._monomial(token, values[0].varies, values[0].exponents, None if factor is None else abs(factor))
 
     def _sign(self, eqn: Any, values: list[Any], token: int) -> Any:
-        if values[0].exponents is None or values[0].power > _MAX_PLAIN:
+        if not self._has_sign(values[0]) or values[0].power > _MAX_PLAIN:
             raise _NoForm
         return Data(token)
+
+    def _has_sign(self, form: Form) -> bool:
+        """Return whether constants or data, and no outer latents, decide the sign of a form."""
+        return form.exponents is not None and (form.factor is not None or not self._has_outer)
 
     def _max(self, eqn: Any, values: list[Any], token: int) -> Any:
         return self._larger(eqn, values[0], values[1])
@@ -778,9 +845,9 @@ class Forms:
 
     def _convert(self, eqn: Any, values: list[Any], token: int) -> Any:
         old, new = np.dtype(eqn.invars[0].aval.dtype), eqn.params["new_dtype"]
-        if not _is_float(new):
+        if not is_float(new):
             raise _NoForm(f"conversion of a quantity that depends on latents to {np.dtype(new).name}")
-        if _num_digits(new) < _num_digits(old):
+        if num_digits(new) < num_digits(old):
             raise _NoForm(f"rounding of a quantity that depends on latents from {old.name} to {np.dtype(new).name}")
         return values[0]
 
@@ -826,6 +893,21 @@ _RULES: dict[str, Callable[[Forms, Any, list[Any], int], Any]] = {
 
 def _is_constant(value: Any) -> bool:
     return not isinstance(value, Form | Data | Refused)
+
+
+def _is_outer(value: Any) -> bool:
+    return isinstance(value, Data) and value.is_outer
+
+
+def _range_of(value: Any) -> Range:
+    return value.range if isinstance(value, Data) else values_range(value)
+
+
+def _refused(eqn: Any, callers: tuple[Any, ...], reason: str) -> list[Refused]:
+    """Return the refusal of the results of an operation; without a reason, that of the table of primitives."""
+    described = describe_primitive(eqn)
+    line = source_line((eqn, *callers))
+    return [Refused(reason or described.refusal, line, described.remedy)] * len(eqn.outvars)
 
 
 def _uniform(value: Any) -> float | None:
@@ -894,11 +976,3 @@ def _varies_after_move(eqn: Any, form: Form, shape: tuple[int, ...]) -> tuple[bo
             remaining = iter(kept)
             return tuple(size != 1 and next(remaining) for size in shape)
     return (True,) * len(shape)
-
-
-def _is_float(dtype: Any) -> bool:
-    return np.issubdtype(dtype, np.floating) or np.dtype(dtype).name == "bfloat16"
-
-
-def _num_digits(dtype: Any) -> int:
-    return {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}.get(np.dtype(dtype).name, 0)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -72,7 +71,7 @@ class Primitive(NamedTuple):
     numpy: Callable | None = None
     move: Callable[[Any, Sequence[np.ndarray]], list[np.ndarray]] | None = None
     analytic_where: AnalyticWhere | None = None
-    increasing: Callable[[Array], Array] | None = None
+    increasing: Callable[[float], float] | None = None
     refusal: str = ""
     remedy: str = ""
 
@@ -233,24 +232,22 @@ PRIMITIVES: dict[str, Primitive] = {
     "reduce_prod": Primitive(Kind.REDUCTION),
     "cumprod": Primitive(Kind.CUMULATIVE),
     # Analytic functions of one number.
-    "exp": _saturating("an exponential", np.exp, jnp.exp),
-    "exp2": _saturating("an exponential", np.exp2, jnp.exp2),
-    "expm1": _saturating("an exponential", np.expm1, jnp.expm1),
-    "tanh": _saturating("`tanh`", np.tanh, jnp.tanh),
-    "sinh": _saturating("`sinh`", np.sinh, jnp.sinh),
+    "exp": _saturating("an exponential", np.exp, np.exp),
+    "exp2": _saturating("an exponential", np.exp2, np.exp2),
+    "expm1": _saturating("an exponential", np.expm1, np.expm1),
+    "tanh": _saturating("`tanh`", np.tanh, np.tanh),
+    "sinh": _saturating("`sinh`", np.sinh, np.sinh),
     "cosh": _saturating("`cosh`", np.cosh),
-    "logistic": _saturating("a sigmoid", None, lambda x: 1.0 / (1.0 + jnp.exp(-x))),
+    "logistic": _saturating("a sigmoid", None, lambda x: 1.0 / (1.0 + np.exp(-x))),
     "erf": _saturating("`erf`", None),
     "erfc": _saturating("`erfc`", None),
     "sin": _function(AnalyticWhere.EVERYWHERE, np.sin, None, ""),
     "cos": _function(AnalyticWhere.EVERYWHERE, np.cos, None, ""),
     "log": _function(
-        AnalyticWhere.POSITIVE, np.log, jnp.log, "the logarithm of a quantity that may be zero or negative"
+        AnalyticWhere.POSITIVE, np.log, np.log, "the logarithm of a quantity that may be zero or negative"
     ),
-    "log1p": _function(
-        AnalyticWhere.ABOVE_MINUS_ONE, np.log1p, jnp.log1p, "log1p of a quantity that may be -1 or less"
-    ),
-    "sqrt": _function(AnalyticWhere.POSITIVE, np.sqrt, jnp.sqrt, _ROOT),
+    "log1p": _function(AnalyticWhere.ABOVE_MINUS_ONE, np.log1p, np.log1p, "log1p of a quantity that may be -1 or less"),
+    "sqrt": _function(AnalyticWhere.POSITIVE, np.sqrt, np.sqrt, _ROOT),
     "lgamma": _function(AnalyticWhere.POSITIVE, None, None, "lgamma of a quantity that may be zero or negative"),
     "digamma": _function(AnalyticWhere.POSITIVE, None, None, "digamma of a quantity that may be zero or negative"),
     # Linear algebra.

@@ -17,7 +17,7 @@ import numpyro
 
 from ppl_bandit.runtime.jax_adapter import source_frames
 
-__all__ = ["SourceLine", "is_users_file", "source_line"]
+__all__ = ["SourceLine", "is_users_file", "location_of", "source_line"]
 
 _MAX_SOURCE = 100  # characters of a source line to quote
 _PUBLIC = (jnp, jax.nn, jax.lax, jax.scipy.special, jax.scipy.stats.norm)
@@ -60,6 +60,16 @@ def source_line(equations: Sequence[Any]) -> SourceLine:
             called = _public_name(frame.function_name) or called
         called = _public_name(str(equation.params.get("name", ""))) or called
     return SourceLine("", "", False)
+
+
+def location_of(line: SourceLine, reason: str) -> str:
+    """Return where an operation stands, as the end of a sentence."""
+    if not line.text:
+        return ", inside the formula of the distribution"
+    if not line.is_users:
+        return f", inside NumPyro's code ({line.text})"
+    called = f", in `{line.called}`" if line.called and f"`{line.called}`" not in reason else ""
+    return f"{called} ({line.text})"
 
 
 def _public_name(function: str) -> str:

@@ -73,7 +73,6 @@ class Setting(NamedTuple):
     Attributes:
         control: index of the first control; -1 without one.
         num_samples: posterior draws M, where a probability has no closed form.
-        num_futures: simulated continuations behind a predictive probability of success.
     """
 
     model: RewardModel
@@ -82,28 +81,46 @@ class Setting(NamedTuple):
     design: Design
     control: int
     num_samples: int
-    num_futures: int
 
     def __reduce__(self) -> Any:
         """Describe the setting by what it was made of: learners hold functions of the engine."""
-        return make_setting, (self.model, self.engine, self.design, self.control, self.num_samples, self.num_futures)
+        return make_setting, (self.model, self.engine, self.design, self.control, self.num_samples)
 
     def posterior(self, key: Key, state: Any, deltas: Sequence[float] = ()) -> ArmPosterior:
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
         return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, deltas)
+
+    def allocation(
+        self, key: Key, state: Any, active: Bool[Array, " A"], best_arm_probs: Float[Array, " A"], num_rows: Any
+    ) -> Float[Array, " A"]:
+        """Return the selector's probabilities of the arms until the next look.
+
+        Args:
+            active: the arms that are left.
+            best_arm_probs: P(a is best among these), as the look has computed it.
+            num_rows: decisions so far.
+        """
+        selector, context, marginals_of = self.design.selector, self.model.context, self.engine.capabilities.marginals
+        key_draw, key_select = jr.split(key)
+        step = jnp.asarray(num_rows + 1)
+        marginals = None if marginals_of is None else marginals_of(state, context)
+        if selector.select_from_probs is not None and (
+            not selector.required_marginals or (marginals is not None and selector.can_skip_table(marginals))
+        ):
+            chosen = selector.select_from_probs(key_select, best_arm_probs, step, allowed=active, marginals=marginals)
+        else:
+            chosen = self.decision_function()(key_draw, key_select, state, context, step, active)
+        probs = jnp.where(active, chosen.propensities, 0.0)
+        return probs / jnp.sum(probs)
 
     def decision_function(self) -> Callable[..., Selection]:
         """Return the function that decides with the selector of the design; see `engines.decide`."""
         return decision_function(self.model.expected_rewards, self.engine, self.design.selector, self.num_samples)
 
 
-def make_setting(
-    model: RewardModel, engine: Engine, design: Design, control: int, num_samples: int, num_futures: int
-) -> Setting:
+def make_setting(model: RewardModel, engine: Engine, design: Design, control: int, num_samples: int) -> Setting:
     """Return the setting of a design, with the learner of its engine."""
-    return Setting(
-        model, engine, learner_of(model, engine, design.last_rows), design, control, num_samples, num_futures
-    )
+    return Setting(model, engine, learner_of(model, engine, design.last_rows), design, control, num_samples)
 
 
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:

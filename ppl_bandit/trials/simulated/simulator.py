@@ -21,7 +21,6 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
-from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.simulated.learners import Setting, make_setting
@@ -48,7 +47,6 @@ class TrialSimulator:
         model: the reward program of the analysis; scenarios have the same one.
         engine: an engine of the model or its factory; None is `engines.choose`.
         num_samples: posterior draws M, where a probability has no closed form.
-        num_futures: simulated continuations behind a predictive probability of success.
         arms: names of the arms, in the program's order; None numbers them.
         mesh, executor: devices, or workers, over which to spread the trials, as in `simulate`.
     """
@@ -59,7 +57,6 @@ class TrialSimulator:
         design: Design,
         engine: Engine | Callable[[RewardModel], Engine] | None = None,
         num_samples: int = 1000,
-        num_futures: int = 100,
         arms: Sequence[str] | None = None,
         *,
         mesh: Mesh | None = None,
@@ -72,10 +69,8 @@ class TrialSimulator:
                 "whose arms stay the same: give such a program"
             )
         check_count(num_samples, "num_samples")
-        check_count(num_futures, "num_futures")
         self.arms = Arms(model.num_arms, arms).names
         control = design.control_index(self.arms)
-        check_limits(design, model.num_arms, control)
 
         def draw_prior() -> Array:
             return model.expected_rewards(model.sample_prior(jr.key(0), NUM_PRIOR_DRAWS), model.context)
@@ -84,7 +79,7 @@ class TrialSimulator:
             check_units(design, lambda: run_once(draw_prior))
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
             first = NO_ARM if control is None else control
-            self.setting = make_setting(model, built, design, first, num_samples, num_futures)
+            self.setting = make_setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
         self._compiled: dict[Any, ChunkFunction] = {}
 

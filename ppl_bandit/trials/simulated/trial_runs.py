@@ -16,12 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
 from ppl_bandit.trials.simulated.learners import Setting
-from ppl_bandit.trials.simulated.prediction import predict_success
 from ppl_bandit.types import Key
 
 __all__ = ["TrialRecord", "run_trial"]
@@ -139,7 +137,7 @@ def _start(key: Key, setting: Setting) -> _Progress:
         if design.selector.name != "fixed":
             probs_now = setting.posterior(jr.fold_in(key, 1), state).best_arm_probs(active)
             verdict = verdict._replace(best_arm_probs=probs_now)
-        probs = _allocate(jr.fold_in(key, 2), setting, state, verdict, jnp.asarray(0))
+        probs = setting.allocation(jr.fold_in(key, 2), state, active, verdict.best_arm_probs, jnp.asarray(0))
     width = arrivals_width(design)
     return _Progress(
         state,
@@ -193,38 +191,13 @@ def _has_blocks(design: Design) -> bool:
     return design.selector.name == "fixed" and is_equal
 
 
-def _allocate(key: Key, setting: Setting, state: Any, verdict: Look, num_rows: Any) -> Float[Array, " A"]:
-    """Return the probabilities of the arms until the next look."""
-    design, context = setting.design, setting.model.context
-    selector, marginals_of = design.selector, setting.engine.capabilities.marginals
-    key_draw, key_select = jr.split(key)
-    step, active = jnp.asarray(num_rows + 1), verdict.active
-    marginals = None if marginals_of is None else marginals_of(state, context)
-    required = selector.required_marginals
-    if selector.select_from_probs is not None and (
-        not required or (marginals is not None and selector.can_skip_table(marginals))
-    ):
-        probs = verdict.best_arm_probs
-        chosen = selector.select_from_probs(key_select, probs, step, allowed=active, marginals=marginals)
-    else:
-        chosen = setting.decision_function()(key_draw, key_select, state, context, step, active)
-    return allocation_probs(design, chosen.propensities, active, verdict.control)
-
-
 def _look(
     key: Key, setting: Setting, thresholds: Array, progress: _Progress, look: Int[Array, ""], num_rows: Int[Array, ""]
 ) -> _Progress:
     """Check one look, and allocate anew if the trial continues."""
-    key_posterior, key_allocate, key_predict = jr.split(key, 3)
+    key_posterior, key_allocate = jr.split(key, 3)[:2]
     design = setting.design
     posterior = setting.posterior(key_posterior, progress.state, design.deltas)
-
-    def predict(rule: Any, active: Array, control: Array) -> Array:
-        left = rule.settings["at"] - num_rows
-        waiting = _waiting(progress)
-        return predict_success(
-            key_predict, setting, progress.state, rule, progress.probs, active, control, waiting, left
-        )
 
     found = check_look(
         design,
@@ -234,11 +207,11 @@ def _look(
         None if setting.control == NO_ARM else progress.verdict.control,
         first_control=setting.control,
         thresholds=thresholds,
-        predict=predict,
     )
     moved = progress._replace(verdict=found, look=look, peak=jnp.maximum(progress.peak, found.evidence))
     if _is_fixed(design):
-        moved = moved._replace(probs=_allocate(key_allocate, setting, progress.state, found, num_rows))
+        probs = setting.allocation(key_allocate, progress.state, found.active, found.best_arm_probs, num_rows)
+        moved = moved._replace(probs=probs)
     return moved
 
 

@@ -30,6 +30,14 @@ def branching(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], scale))
 
 
+def branching_far_out(arm):
+    """Conjugate given `shift` above -3 only, where hardly any value is tried."""
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(mean[arm] + jnp.where(shift < -3.0, mean[arm] ** 2, shift), 1.0))
+
+
 def changing_power(arm):
     """A Weibull of unknown shape: given it, the scale is Gamma in a power that depends on it."""
     shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
@@ -50,6 +58,7 @@ def unit_spread(arm):
     ("program", "outer", "words"),
     [
         (logistic, None, "'level' (not quadratic)"),
+        (branching_far_out, ("shift",), "a comparison with a latent|a choice"),
         pytest.param(branching, ("spread",), "comparison|choice|polynomial", marks=pytest.mark.slow, id="branching"),
         pytest.param(
             changing_power,

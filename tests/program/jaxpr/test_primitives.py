@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from ppl_bandit.program.jaxpr.affine_reads import affine_reads
-from ppl_bandit.program.jaxpr.analytic import analytic_intervals
 from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy
 from ppl_bandit.program.jaxpr.index_limits import index_ranges
 from ppl_bandit.program.jaxpr.interpreter import Domain, dependencies, interpret
-from ppl_bandit.program.jaxpr.intervals import support_box
-from ppl_bandit.program.jaxpr.primitives import PRIMITIVES, Kind, describe_primitive
+from ppl_bandit.program.jaxpr.primitives import PRIMITIVES
 from ppl_bandit.runtime.jax_adapter import all_equations
 
 X = np.array([[0.5, -1.5, 0.0], [2.0, 0.25, -3.0]], np.float32)
@@ -127,12 +125,3 @@ def test_affine_functions_are_found_with_the_entries_that_they_read():
 )
 def test_other_functions_are_not_affine(function):
     assert reads(function) is None
-
-
-def test_an_operation_without_a_rule_is_an_obstacle_that_names_it():
-    with jax.enable_x64(True):
-        closed = jax.make_jaxpr(lambda x: jnp.arctan(x))(np.zeros(2))
-        (out,), (obstacle,) = analytic_intervals(closed, [support_box(-1.0, 1.0, (2,))])
-    assert describe_primitive(closed.jaxpr.eqns[0]).kind is Kind.ELEMENTWISE
-    assert not np.any(out.is_analytic) and bool(obstacle.is_present)
-    assert obstacle.reason.startswith("`atan` is not known to be analytic") and obstacle.in_program

@@ -1,4 +1,4 @@
-"""Read rows of data (derive their natural parameters, collect obstacles to a proof) and certify them.
+"""Read rows of data (derive their natural parameters) and certify them.
 
 Every engine that needs a conjugate likelihood uses `read_rows` and `compare_rows`: when a program is examined, when the exact
 engine absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
@@ -20,7 +20,6 @@ from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, r
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at
-from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import log_prob
 from ppl_bandit.types import Interaction
@@ -34,19 +33,15 @@ class RowReadings(NamedTuple):
     Attributes:
         naturals: natural parameters with leading axes (N, groups of outcomes).
         is_possible: whether the program can produce the row.
-        obstacles: what may prevent the proof that the likelihood is analytic in the latents; `is_present` is (N,).
     """
 
     naturals: Natural
     is_possible: Bool[Array, " N"]
-    obstacles: list[Obstacle]
 
     @property
     def is_sound(self) -> Bool[Array, " N"]:
-        """Whether the program can produce the row, is proved analytic for it, and its natural parameters are finite."""
+        """Whether the program can produce the row, and its natural parameters are finite."""
         is_sound = self.is_possible
-        for obstacle in self.obstacles:
-            is_sound &= ~obstacle.is_present
         for leaf in jax.tree.leaves(self.naturals):
             if leaf.size:
                 is_sound &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
@@ -66,17 +61,14 @@ def read_rows(
     rows: Interaction,
     *,
     weights: Float[Array, " N"] | None = None,
-    prove: Callable[[Interaction], list[Obstacle]] | None = None,
 ) -> RowReadings:
     """Derive the natural parameters of rows, and check that the program can produce them.
 
     Args:
         weights: weights of the rows' log likelihoods, to read their sum; None to read each row.
-        prove: rows -> obstacles to a proof for these rows alone; None if the program is proved for all data.
     """
-    seen: list[Obstacle] = []
 
-    def read(rows: Interaction, weights: Float[Array, " n"]) -> tuple[Natural, Array, list[Array]]:
+    def read(rows: Interaction, weights: Float[Array, " n"]) -> RowReadings:
         log_likelihoods, num_groups = _log_likelihoods(model, layout, rows, weights), len(model.outcome_groups)
 
         def derive_group(one: Float[Array, " groups"]) -> Natural:
@@ -88,13 +80,9 @@ def read_rows(
         for is_inside in model.in_support(latents_at(layout, centre), rows).values():
             is_possible &= jnp.all(is_inside)
         is_possible &= jnp.all(jnp.asarray(model.indexes_inside(rows.context)))
-        if prove is not None:
-            seen[:] = prove(rows)
-        return naturals, is_possible, [obstacle.is_present for obstacle in seen]
+        return RowReadings(naturals, is_possible)
 
-    naturals, is_possible, is_present = jax.vmap(read)(*_batches(rows, weights, centre))
-    obstacles = [obstacle._replace(is_present=flag) for obstacle, flag in zip(seen, is_present, strict=True)]
-    return RowReadings(naturals, is_possible, obstacles)
+    return jax.vmap(read)(*_batches(rows, weights, centre))
 
 
 def compare_rows(

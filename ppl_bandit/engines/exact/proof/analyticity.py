@@ -1,14 +1,13 @@
-"""Proof that the log densities of a program are real-analytic functions of its latents, on the program's jaxpr.
-
-`analyticity` proves it for given rows, over intervals. `not_conjugate` proves more, for all data: that the densities are
-polynomials of low degree, apart from powers and logarithms that families have.
+"""Proof, for all data, that the log densities of a program are generalised polynomials of its latents, on the program's jaxpr.
 
 Most distributions are proved through their `log_prob`. The formulas of the classes in `_GUARDED` protect the boundary of their
-domain (a clip of probabilities, a stabilised logarithm), which interval arithmetic cannot tell from a kink. Inside the domain
-they are textbook analytic functions, so for these classes the proof is that their parameters are analytic and stay inside.
+domain (a clip of probabilities, a stabilised logarithm), which is a kink. Inside the domain they are textbook analytic
+functions, so for these classes the proof is that their parameters are forms, and that what outer latents alone decide stays
+inside.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,23 +20,24 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.refusals import KEEP
-from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals, location_of
-from ppl_bandit.program.jaxpr.forms import Form, Forms, Refused
+from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
 from ppl_bandit.program.jaxpr.interpreter import dependencies
-from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
-from ppl_bandit.program.jaxpr.polynomial_degree import MAX_DEGREE
+from ppl_bandit.program.jaxpr.ranges import values_range
+from ppl_bandit.program.jaxpr.source_lines import location_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
-from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 from ppl_bandit.types import Key
 
-__all__ = ["Gap", "analyticity", "not_conjugate"]
+__all__ = ["Gap", "not_conjugate"]
+
+MAX_DEGREE = 4  # (y - m^2)^2 has 4; the certificates have many more points
 
 _POLYNOMIAL = (
     "let real latents reach the outcome through sums and products alone, without a ratio, a function or its inverse; or "
     + KEEP
 )
+_NUM_CONTEXTS = 8  # variations of the example that bound the numbers of a context
 _UNIT, _POSITIVE = (0.0, 1.0), (0.0, np.inf)
 _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
     dist.BernoulliProbs: {"probs": _UNIT},
@@ -59,13 +59,12 @@ _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
 
 
 class _Claim(NamedTuple):
-    """A value that must be analytic in the latents.
+    """A value that must be a form of the latents.
 
     Attributes:
         name: of the value, for messages.
         domain: an interval that it must stay inside; None if there is none.
         is_fixed: whether it must not depend on latents at all.
-        quadratic_degree: the degree up to which it leaves the log density a polynomial of degree 2 of the real latents.
         is_density: whether it is a log density, and not a parameter of a distribution that is known.
         is_location: whether it is the location of a Gaussian.
     """
@@ -74,7 +73,6 @@ class _Claim(NamedTuple):
     name: str
     domain: tuple[float, float] | None = None
     is_fixed: bool = False
-    quadratic_degree: int = 0
     is_density: bool = False
     is_location: bool = False
 
@@ -101,6 +99,7 @@ def not_conjugate(
     outcomes: Mapping[str, Array],
     *,
     is_prior: bool,
+    outer: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> Gap | None:
     """Return where a program is not proved a generalised polynomial of its latents; None if it is.
 
@@ -110,9 +109,11 @@ def not_conjugate(
     Args:
         arm, context, outcomes: one row, of which the shapes matter.
         is_prior: whether to prove the terms of the prior or those of the likelihood.
+        outer: latents given which the program is to be conjugate, with the bounds between which they range. Forms may have
+            any coefficients that are real-analytic functions of these, in contexts near the example.
     """
     program, claims = _claims_of(model, is_prior=is_prior)
-    latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
+    latents = {name: jnp.zeros(model.latent_shapes[name]) for name in (*[site.name for site in layout.sites], *outer)}
     inputs = (jr.key(0), latents, arm, context, outcomes)
     closed = jax.make_jaxpr(program)(*inputs)
     # Every sample site is fixed, so that no value may depend on the key.
@@ -120,42 +121,55 @@ def not_conjugate(
     hidden = next((claim.name for claim, sources in zip(claims, drawn, strict=True) if sources), None)
     if hidden is not None:
         return Gap(f"a random draw hidden from NumPyro reaches {hidden}", "draw it by numpyro.sample", True)
-    found = _first_gap(closed, claims, layout, inputs, None)
+    rows = model.varied_context_rows(np.random.default_rng(29), np.arange(_NUM_CONTEXTS) == 0) if outer else context
+
+    def first_gap(arm: np.ndarray | None) -> Gap | None:
+        # A density of degree 2 is Gaussian whatever its coefficients are, so these may be functions of outer latents that
+        # floating point flattens. Other families need the certificate, which cannot see a flattened term.
+        forms = Forms(may_flatten=all(site.kind == REAL for site in layout.sites))
+        given: dict[str, Any] = {site.name: _form_of(forms, layout, site) for site in layout.sites}
+        given |= {name: forms.outer(name, *bounds) for name, bounds in outer.items()}
+        args: list[Any] = [forms.data("key"), *[given[name] for name in sorted(latents)]]
+        args += [forms.data("arm") if arm is None else arm]
+        args += [forms.data(("context", n), values_range(leaf)) for n, leaf in enumerate(jax.tree.leaves(rows))]
+        args += [forms.data(("outcomes", number)) for number in range(len(jax.tree.leaves(outcomes)))]
+        found = forms.evaluate(closed, args)
+        gaps = (_gap_of(claim, out, forms.flattens) for claim, out in zip(claims, found, strict=True))
+        return next((gap for gap in gaps if gap is not None), None)
+
+    found = first_gap(None)
     # What data choose may be decided by the arm alone.
     for number in range(0 if is_prior or found is None else model.num_arms):
-        found = _first_gap(closed, claims, layout, inputs, np.full(1, number))
+        found = first_gap(np.full(1, number))
         if found is not None:
             return found
     return found
 
 
-def _first_gap(
-    closed: ClosedJaxpr, claims: Sequence["_Claim"], layout: Layout, inputs: tuple[Any, ...], arm: np.ndarray | None
-) -> Gap | None:
-    forms = Forms()
-    key, latents, _, context, outcomes = inputs
-    given = {site.name: _form_of(forms, layout, site) for site in layout.sites}
+def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
+    """Return why a value is not a form that its claim allows; None if it is one, or if no latent reaches it.
 
-    def as_data(name: str, tree: Any) -> list[Any]:
-        return [forms.data((name, number)) for number in range(len(jax.tree.leaves(tree)))]
-
-    own_arm = forms.data("arm") if arm is None else arm
-    args: list[Any] = [forms.data("key"), *[given[name] for name in sorted(latents)]]
-    args += [own_arm, *as_data("context", context), *as_data("outcomes", outcomes)]
-    found = zip(claims, forms.evaluate(closed, args), strict=True)
-    return next((gap for claim, out in found for gap in [_gap_of(claim, out)] if gap is not None), None)
-
-
-def _gap_of(claim: "_Claim", out: Any) -> Gap | None:
-    """Return why a value is not a form that its claim allows; None if it is one, or if no latent reaches it."""
+    Args:
+        flattens: whether floating point may flatten coefficients.
+    """
     if isinstance(out, Refused):
         where = f"{out.reason}{location_of(out.line, out.reason)}, which reaches {claim.name}"
         reason = where if out.line.text else f"in {claim.name}, {out.reason}"  # inside the formula of the distribution
         return Gap(reason, out.remedy, out.line.is_users)
-    if not isinstance(out, Form):
+    if not isinstance(out, Form) and not (isinstance(out, Data) and out.is_outer):
         return None
     if claim.is_fixed:
         return Gap(f"{claim.name} depends on a latent", KEEP, False)
+    if isinstance(out, Data):
+        low, high = claim.domain or (-np.inf, np.inf)
+        is_inside = claim.domain is None or (out.range.low > low and out.range.high <= high)
+        return None if is_inside else Gap(f"{claim.name} is not proved to stay inside ({low:g}, {high:g})", KEEP, False)
+    if flattens and out.degree > (2 if claim.is_density else int(claim.is_location)):
+        reason = (
+            f"{claim.name} depends on an exponential of outer sites, which floating point flattens far out, and is not proved "
+            "to be that of a Gaussian with a mean that is linear in the inner sites"
+        )
+        return Gap(reason, "", False)
     is_low = out.degree <= MAX_DEGREE and out.power <= MAX_DEGREE
     if claim.is_location:
         is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
@@ -209,102 +223,6 @@ def _claims_of(model: RewardModel, *, is_prior: bool) -> tuple[Callable, list["_
     return program, claims
 
 
-def analyticity(
-    model: RewardModel,
-    layout: Layout,
-    arm: Array,
-    context: Any,
-    outcomes: Mapping[str, Array],
-    *,
-    is_prior: bool,
-    outer: frozenset[str] = frozenset(),
-) -> list[Obstacle]:
-    """Return every obstacle to a proof, with a flag that says whether it is present.
-
-    Runs under `jit`: the flags may be tracers. The proof holds for the given rows, on which the program may branch, and for
-    all latents in their supports.
-
-    Args:
-        is_prior: whether to prove the terms of the prior or those of the likelihood.
-        outer: sites given which the program is to be conjugate: densities need not be polynomials of these.
-    """
-    program, claims = _claims_of(model, is_prior=is_prior)
-    latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
-    key = jr.key(0)
-    closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
-    boxes = {
-        site.name: _support(number, site)._replace(
-            degree=int(site.kind == REAL and site.name not in outer),
-            power=-int(site.kind == REAL or site.name in outer),
-        )
-        for number, site in enumerate(layout.sites)
-    }
-    args = jax.tree.leaves((key, boxes, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
-    # A density that is a polynomial of degree 2 of the inner sites is Gaussian whatever its coefficients are, so these may be
-    # functions of outer sites that floating point flattens. Then all inner sites must be real: other families need the
-    # certificate, which cannot see a flattened term.
-    are_inner_real = bool(outer) and all(site.kind == REAL for site in layout.sites if site.name not in outer)
-    outs, obstacles = analytic_intervals(closed, args, may_flatten_outer=are_inner_real)
-    # Every sample site is fixed, so that no value may depend on the key.
-    drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
-    verdicts: list[Obstacle] = []
-    for claim, out, sources in zip(claims, outs, drawn, strict=True):
-        if sources:
-            reason = f"a random draw hidden from NumPyro reaches {claim.name}"
-            verdicts.append(Obstacle(reason, jnp.array(True), remedy="draw it by numpyro.sample"))
-        if not isinstance(out, Interval):
-            continue
-        if claim.is_fixed:
-            verdicts.append(Obstacle(f"{claim.name} depends on a latent", jnp.array(True), remedy=KEEP))
-            continue
-        lost = ~jnp.all(out.is_analytic)
-        # The first operation that lost analyticity is reported; the claim itself only if there is none.
-        verdicts.extend(
-            obstacle._replace(
-                reason=f"{obstacle.reason}, which reaches {claim.name}", is_present=obstacle.is_present & lost
-            )
-            for obstacle in obstacles
-        )
-        verdicts.append(Obstacle(f"{claim.name} is not proved analytic in the latents", lost, in_program=False))
-        if not isinstance(out.degree, int) or out.degree > MAX_DEGREE:
-            reason = (
-                f"{claim.name} is not proved to be a polynomial of degree {MAX_DEGREE} or less of the real latents, so that it "
-                "could deviate from the form of a Gaussian between any points that are tried"
-            )
-            verdicts.append(
-                Obstacle(reason, jnp.asarray(out.degree) > MAX_DEGREE, in_program=False, remedy=_POLYNOMIAL)
-            )
-        if out.power > MAX_DEGREE:
-            reason = (
-                f"{claim.name} depends on a power above {MAX_DEGREE} of a sum of latents, so that it could deviate from the "
-                "form of a conjugate family between any points that are tried"
-            )
-            verdicts.append(Obstacle(reason, jnp.array(True), in_program=False, remedy=KEEP))
-        if out.may_flatten is not False:
-            reason = (
-                f"{claim.name} depends on an exponential of outer sites, which floating point flattens far out, and is not "
-                "proved to be that of a Gaussian with a mean that is linear in the inner sites"
-            )
-            is_other = jnp.asarray(out.degree) > claim.quadratic_degree
-            verdicts.append(Obstacle(reason, out.may_flatten & is_other, in_program=False))
-        if claim.domain is not None:
-            low, high = claim.domain
-            outside = ~jnp.all(is_inside(out, low, high))
-            verdicts.append(Obstacle(f"{claim.name} is not proved to stay inside ({low:g}, {high:g})", outside))
-    return verdicts
-
-
-def _support(number: int, site: SiteBlock) -> Interval:
-    """Return the box of a latent's support.
-
-    Args:
-        number: identifies the site: sums over elements of different simplexes are kept apart by it.
-    """
-    if site.kind == SIMPLEX:
-        return simplex_box(number, site.shape)
-    return support_box(site.low, site.high, site.shape)
-
-
 def _claims(name: str, site: Site) -> list[_Claim]:
     fn = site["fn"]
     found: list[_Claim] = []
@@ -319,7 +237,7 @@ def _claims(name: str, site: Site) -> list[_Claim]:
     domains = None if "log_prob" in patched_methods(fn) else _GUARDED.get(type(fn))
     if domains is None:
         label = f"the log density of '{name}' ({distribution_name(fn)})"
-        found.append(_Claim(fn.log_prob(site["value"]), label, quadratic_degree=2, is_density=True))
+        found.append(_Claim(fn.log_prob(site["value"]), label, is_density=True))
         return found
     if site["is_observed"]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
@@ -329,5 +247,5 @@ def _claims(name: str, site: Site) -> list[_Claim]:
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
             is_mean = field == "loc" and isinstance(fn, dist.MultivariateNormal)
             domain = domains.get(field)
-            found.append(_Claim(value, label, domain, is_fixed, quadratic_degree=int(is_mean), is_location=is_mean))
+            found.append(_Claim(value, label, domain, is_fixed, is_location=is_mean))
     return found
