@@ -6,6 +6,7 @@ recorded. The methods that read a bandit are in `views`.
 """
 
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +152,7 @@ class Bandit(ReadableBandit):
             self._reward_model = RewardModel(program, len(names), context, outcomes)
         self._late = check_late_names(self._reward_model, late)
         self._windows = check_windows(self._reward_model, self._late, unit_window, reward_window, default_reward)
-        self._next_sweep = 0.0
+        self._next_sweep, self._watching = 0.0, threading.Lock()
         check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names), not isinstance(program, RewardModel))
