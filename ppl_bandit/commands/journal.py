@@ -17,13 +17,12 @@ from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
-from ppl_bandit.journal.decision_events import fold_decision
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.replay import ReplayResult, replay
 from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
-from ppl_bandit.live.alarms import find_alarms
+from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
@@ -211,12 +210,29 @@ def _pending(journal: Journal, name: str, arguments: argparse.Namespace, show: S
 
 
 def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
-    settings = {"missing": arguments.missing, "overdue_after": arguments.overdue_after}
+    overdue_after = arguments.overdue_after
     if arguments.model is not None:
-        table = _recorded_bandit(journal, name, arguments.model).alarms(**settings)
+        table = _recorded_bandit(journal, name, arguments.model).alarms(
+            missing=arguments.missing, overdue_after=overdue_after
+        )
     else:
-        records = [fold_decision(events) for events in journal.store.decisions(name)]
-        table = find_alarms(records, read_header(journal.store, name).names, now=time.time(), **settings)
+        header = read_header(journal.store, name)
+        identity = header.identity
+        window, default = identity.get("reward_window"), identity.get("default_reward")
+        if overdue_after is None and default is None:
+            overdue_after = window
+        settings = AlarmSettings(
+            tuple(identity["outcomes"]),
+            identity["num_samples"],
+            bool(header.context_columns),
+            identity["engine"]["name"] in ("kalman", "collapsed_kalman", "particle_filter"),
+            arguments.missing,
+            overdue_after,
+            is_ordered=window is not None or overdue_after is not None,
+        )
+        watch = AlarmWatch(settings)
+        watch.read(journal.store, name, time.time())
+        table = watch.table(header.names)
     rows = []
     for row in table.to_dict("records"):
         numbers = {

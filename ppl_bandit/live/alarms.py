@@ -1,13 +1,9 @@
-"""Alarms of a running experiment, each valid however often somebody looks: e-processes, and the engine's own doubts.
-
-An e-process is nonnegative and has expectation at most 1 at every stopping time while nothing is wrong. So the probability that
-it ever reaches 1 / alpha is at most alpha (Ville's inequality), and it may be computed again after every decision.
-"""
+"""Alarms of a running experiment, folded from its events: e-processes (`alarm_processes`), and the engine's own doubts."""
 
 import functools
 import math
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -15,22 +11,32 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.journal.decision_events import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, DecisionRecord
+from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.live.alarm_processes import (
+    concentration_process,
+    drift_process,
+    first_alarm,
+    log_mean,
+    missing_process,
+    new_bets,
+    new_drift,
+    override_steps,
+    sample_ratio_process,
+    sample_ratio_start,
+    sample_ratio_steps,
+)
 from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.program.model.reward_model import RewardModel
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["drift_process", "find_alarms", "first_alarm", "missing_process", "sample_ratio_process"]
+__all__ = ["AlarmSettings", "AlarmWatch"]
 
 LEVEL = 0.05  # of each kind of alarm: the probability that it ever rings while nothing is wrong
-_TILTS = np.array([-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6])  # log odds ratios of an arm's probability
-_RATES = np.array([1.25, 1.5, 2.0, 3.0, 5.0])  # factors on the odds of a missing reward
-_SLOPES = np.array([-0.6, -0.3, 0.3, 0.6])  # of the density of ranks after a change
-_ROWS_PER_START = 100  # a change may begin after every so many rewards of an arm
 _NUM_DRAWS = 200  # of the posterior predictive
+_PAGE = 2_000  # events read at once
 _COLUMNS = ("alarm", "arm", "since", "figure", "threshold", "level", "what_to_do")
 
 _REMEDIES = {
@@ -40,243 +46,288 @@ _REMEDIES = {
     "before you know whether they are missing for bad results more often",
     "drift": "the rewards of this arm changed: look for a change in the world or in the measurement; use a program whose "
     "latents move, or start a new experiment",
+    "concentration": "arms that were almost surely the best lost their lead: the entropy of the allocation fell faster than "
+    "the evidence; look for rewards that are counted twice, and for a program that is too certain; selectors.with_floor keeps "
+    "all arms in play",
     "untrusted_inference": "the posterior is not to be trusted: see explain(); try another engine or a simpler program",
 }
 
 
-class _Alarm(NamedTuple):
-    """One alarm: its kind and arm, the time at which it rang first, its figure and threshold, and a remark of its own."""
+class AlarmSettings(NamedTuple):
+    """What the alarms of an experiment depend on.
 
-    kind: str
-    arm: Any
-    since: float
-    figure: float
-    threshold: float
-    note: str = ""
-
-
-def find_alarms(
-    records: Sequence[DecisionRecord],
-    names: Sequence[Any],
-    *,
-    model: RewardModel | None = None,
-    learner: Learner | None = None,
-    missing: float = 0.05,
-    overdue_after: float | None = None,
-    after: float = -math.inf,
-    now: float = math.inf,
-) -> "pandas.DataFrame":
-    """Return one row per alarm: which, of which arm, since when, its figure, threshold and level, and what to do.
-
-    Args:
-        records: the decisions, in their order.
-        names: the arms.
-        model: needed for the drift of rewards that depend on a context.
-        learner: the posterior; its doubts are an alarm.
+    Attributes:
+        outcomes: of the program.
+        num_draws: number of posterior draws behind each P(best).
+        has_context: whether rewards depend on a context.
+        is_moving: whether the program's latents move.
         missing: tolerated share of rewards that do not come.
         overdue_after: seconds after which a pending reward counts as missing; None counts discarded decisions only.
-        after: seconds since 1970: earlier decisions and rewards are left out.
-        now: likewise, the time of asking.
+        is_ordered: whether a reward is judged once every earlier decision is settled or overdue. Rewards that come sooner the
+            larger they are, such as clicks, would else look like a drift.
+        after: seconds since 1970: earlier decisions are left out.
     """
-    import pandas
 
-    records = [record for record in records if record.decided.time >= after]
-    alarms, checked = (
-        [*_sample_ratio(records, len(names)), *_missing(records, missing, overdue_after, now)],
-        list(_REMEDIES),
-    )
-    drifts = _drifts(records, names, model, learner)
-    if drifts is None:
-        checked.remove("drift")
-    if learner is None:
-        checked.remove("untrusted_inference")
-    elif learner.doubts:
-        alarms.append(_Alarm("untrusted_inference", None, math.nan, math.nan, math.nan, learner.doubts))
-    rows = [
-        (
-            alarm.kind,
-            shown_name(alarm.arm),
-            alarm.since,
-            alarm.figure,
-            alarm.threshold,
-            1.0 / alarm.threshold,
-            f"{alarm.note}: {_REMEDIES[alarm.kind]}" if alarm.note else _REMEDIES[alarm.kind],
-        )
-        for alarm in [*alarms, *(drifts or ())]
-    ]
-    table = pandas.DataFrame(rows, columns=list(_COLUMNS))
-    table["since"] = pandas.to_datetime(table["since"].astype(float), unit="s", utc=True)
-    table.attrs["checked"] = checked
-    return table
+    outcomes: tuple[str, ...]
+    num_draws: int
+    has_context: bool
+    is_moving: bool
+    missing: float = 0.05
+    overdue_after: float | None = None
+    is_ordered: bool = False
+    after: float = -math.inf
 
 
-def sample_ratio_process(arms: np.ndarray, propensities: np.ndarray) -> np.ndarray:
-    """Return the log of an e-process against "arm A_t was drawn with the probabilities e_t", after every decision.
+class _Ring(NamedTuple):
+    """The state of one alarm: the largest log of its process, the time at which it rang first, and its threshold then."""
 
-    The mean, over arms a and tilts l, of the likelihood ratios prod_t exp(l [A_t = a]) / (1 - e_t(a) + e_t(a) exp(l)).
-
-    Args:
-        arms: (T,), indices of the arms that were played.
-        propensities: (T, A).
-    """
-    num_rows, num_arms = propensities.shape
-    if not num_rows:
-        return np.zeros(0)
-    logs = np.empty((num_rows, num_arms * _TILTS.size))
-    for arm in range(num_arms):
-        own, is_played = propensities[:, arm, None], (arms == arm)[:, None]
-        logs[:, arm * _TILTS.size : (arm + 1) * _TILTS.size] = _TILTS * is_played - np.log1p(own * np.expm1(_TILTS))
-    found = _log_mean(np.cumsum(logs, axis=0))
-    impossible = np.cumsum(propensities[np.arange(num_rows), arms] <= 0) > 0
-    return np.where(impossible, math.inf, found)
+    highest: float
+    since: float | None
+    threshold: float
 
 
-def missing_process(is_missing: np.ndarray, tolerated: float) -> np.ndarray:
-    """Return the log of an e-process against "each reward is missing with at most the tolerated probability".
+class _Open(NamedTuple):
+    """A decision that is not judged yet: its time and arm, and the event that settled it, if one did."""
 
-    Args:
-        is_missing: (T,), of the decisions whose reward was due, in their order.
-        tolerated: strictly inside (0, 1).
-    """
-    if not 0.0 < tolerated < 1.0:
-        raise ValueError(
-            f"missing must lie strictly inside (0, 1), got {tolerated!r}: the share of rewards that may be missing"
-        )
-    odds = _RATES * tolerated / (1.0 - tolerated)
-    rates = odds / (1.0 + odds)
-    steps = np.where(
-        np.asarray(is_missing, bool)[:, None], np.log(rates / tolerated), np.log((1 - rates) / (1 - tolerated))
-    )
-    return _log_mean(np.cumsum(steps, axis=0))
+    time: float
+    arm: int
+    settled: Event | None = None
 
 
-def drift_process(values: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Return the log of an e-process against "these values are exchangeable", after every value.
+class AlarmWatch:
+    """The alarms of one experiment after the events that were read so far; a call reads the new ones only."""
 
-    The rank of each value among those so far is uniform and independent of the earlier ranks, whatever the law of the values.
-    A change makes later ranks small or large. The process is a mean over slopes b of prod (1 + b (2 u - 1)), started after
-    every 100 values with weights that add up to 1.
+    def __init__(self, settings: AlarmSettings):
+        self.settings = settings
+        self._position, self._now = 0, -math.inf
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._num_decisions = self._num_settled = self._num_missing = 0
+        self._num_arms, self._allocation = 0, sample_ratio_start(0)
+        self._drift: dict[tuple[int, int], Any] = {}
+        self._drift_value: dict[tuple[int, int], float] = {}
+        self._ties: dict[tuple[int, int], np.random.Generator] = {}
+        self._bets = new_bets()
+        self._rings: dict[tuple[str, int | None, int], _Ring] = {}
+        self._known: tuple[RewardModel | None, Learner | None] = None, None
+        missing_process(np.zeros(0), np.zeros(0), settings.missing)  # raises for a share outside (0, 1)
 
-    Args:
-        values: (n,), such as the rewards of one arm in the order in which they were learnt.
-        ties: (n,), uniform numbers, by which equal values are ranked.
-    """
-    if not values.size:
-        return np.zeros(0)
-    ranks = np.empty(values.size)
-    seen: list[float] = []
-    for row, value in enumerate(values.tolist()):
-        below, upto = bisect_left(seen, value), bisect_right(seen, value)
-        ranks[row] = (below + ties[row] * (upto - below + 1)) / (row + 1)
-        insort(seen, value)
-    logs = np.cumsum(np.log1p(_SLOPES * (2.0 * ranks[:, None] - 1.0)), axis=0)
-    starts = np.arange(0, values.size, _ROWS_PER_START)
-    weights = 1.0 / ((np.arange(starts.size) + 1.0) * (np.arange(starts.size) + 2.0))  # they add up to less than 1
-    before = np.concatenate([np.zeros((1, _SLOPES.size)), logs])[starts]
-    started = np.logaddexp.accumulate(np.log(weights)[:, None] - before, axis=0)
-    found = logs + started[np.arange(values.size) // _ROWS_PER_START]
-    unstarted = 1.0 / (np.arange(values.size) // _ROWS_PER_START + 2.0)  # the weights of the starts to come
-    return _log_mean(np.logaddexp(found, np.log(unstarted)[:, None]))
+    def read(
+        self, store: SqlStore, name: str, now: float, model: RewardModel | None = None, learner: Learner | None = None
+    ) -> None:
+        """Fold the events since the last call.
 
+        Args:
+            now: the time, for rewards that are overdue.
+            model: needed for the drift of rewards that depend on a context.
+            learner: the posterior. Rewards that depend on a context are ranked in the predictive of the posterior at the call
+                before, which has not seen them; those of the first call in that of this one.
+        """
+        self._known = self._known if model is self._known[0] else (model, learner)
+        while True:
+            events = store.read(name, self._position, limit=_PAGE, whole=True)
+            is_last = len(events) < _PAGE
+            self._fold(events, now if is_last else -math.inf)
+            if is_last:
+                break
+        self._known = model, learner
 
-def first_alarm(log_process: np.ndarray, threshold: float) -> int | None:
-    """Return the first row at which an e-process reaches a threshold; None if it never does."""
-    reached = np.flatnonzero(log_process >= math.log(threshold))
-    return int(reached[0]) if reached.size else None
+    def table(self, names: Sequence[Any], learner: Learner | None = None) -> "pandas.DataFrame":
+        """Return one row per alarm: which, of which arm, since when, its figure, threshold and level, and what to do.
 
+        Args:
+            names: the arms.
+            learner: the posterior; its doubts are an alarm.
+        """
+        import pandas
 
-def _sample_ratio(records: Sequence[DecisionRecord], num_arms: int) -> list[_Alarm]:
-    known = [record for record in records if record.decided.body.get("propensities") is not None]
-    propensities = np.zeros((len(known), num_arms))
-    for row, record in enumerate(known):
-        own = record.decided.body["propensities"]
-        propensities[row, : len(own)] = own
-    arms = np.array([record.decided.arm for record in known], int)
-    process = sample_ratio_process(arms, propensities)
-    return _rung("sample_ratio", None, process, 1.0 / LEVEL, [record.decided.time for record in known])
+        rows: list[tuple] = []
+        for (kind, arm, outcome), ring in sorted(self._rings.items(), key=lambda pair: str(pair[0])):
+            if ring.since is None:
+                continue
+            note = ""
+            if kind == "missing_rewards":
+                share = self._num_missing / max(self._num_settled, 1)
+                note = (
+                    f"{share:.1%} of {self._num_settled} rewards are missing, {self.settings.missing:.1%} tolerated: "
+                )
+            elif kind == "drift" and len(self.settings.outcomes) > 1:
+                note = f"outcome {self.settings.outcomes[outcome]}: "
+            figure = math.exp(min(ring.highest, 700.0)) if ring.highest < math.inf else math.inf
+            whose = None if arm is None else names[arm]
+            level = 1.0 / ring.threshold
+            rows.append((kind, whose, ring.since, figure, ring.threshold, level, note + _REMEDIES[kind]))
+        checked = [kind for kind in _REMEDIES if self._is_checked(kind, learner)]
+        if learner is not None and learner.doubts:
+            remedy = f"{learner.doubts}: {_REMEDIES['untrusted_inference']}"
+            rows.append(("untrusted_inference", None, *[math.nan] * 4, remedy))
+        table = pandas.DataFrame(rows, columns=list(_COLUMNS))
+        table["since"] = pandas.to_datetime(table["since"].astype(float), unit="s", utc=True)
+        table.attrs["checked"] = checked
+        return table
 
+    def _is_checked(self, kind: str, learner: Learner | None) -> bool:
+        """Return whether an alarm can be told: drift needs latents that do not move, and the program if there is a context."""
+        if kind == "drift":
+            return not self.settings.is_moving and (not self.settings.has_context or learner is not None)
+        if kind == "concentration":  # P(best) is no martingale along contexts, or if the best arm changes
+            return not (self.settings.is_moving or self.settings.has_context)
+        return kind != "untrusted_inference" or learner is not None
 
-def _missing(
-    records: Sequence[DecisionRecord], tolerated: float, overdue_after: float | None, now: float
-) -> list[_Alarm]:
-    due, times = [], []
-    for record in records:
-        is_overdue = (
-            overdue_after is not None and record.status == PENDING_STATUS and now - record.decided.time > overdue_after
-        )
-        if record.status != PENDING_STATUS or is_overdue:
-            due.append(is_overdue or record.status == DISCARDED_STATUS)
-            times.append(record.decided.time)
-    process = missing_process(np.array(due, bool), tolerated)
-    note = f"{np.mean(due):.1%} of {len(due)} rewards are missing, {tolerated:.1%} tolerated" if due else ""
-    return _rung("missing_rewards", None, process, 1.0 / LEVEL, times, note)
+    def _fold(self, events: Sequence[Event], now: float) -> None:
+        steps: list[tuple[float, int, Any]] = []  # time, arm, propensities; or time, -1, step of an override
+        counts: list[tuple[float, int, int]] = []  # time, missing, decisions
+        judged: list[tuple[Event, int]] = []
+        beliefs: list[tuple[float, list[float]]] = []
+        for event in events:
+            self._position, self._now = event.position, max(self._now, event.time)
+            id = event.decision
+            if id is None:
+                continue
+            if event.kind == DECIDED:
+                if event.time >= self.settings.after:
+                    body = event.body
+                    self._open[id] = _Open(event.time, int(event.arm or 0))
+                    self._num_decisions += 1
+                    steps.append((event.time, int(event.arm or 0), body["propensities"]))
+                    if "allowed" not in body:
+                        probs = body["best_arm_probs"]
+                        beliefs.append((event.time, probs if isinstance(probs, list) else probs.tolist()))
+                    counts.append((event.time, self._num_missing, self._num_decisions))
+            elif event.settles and id in self._open:
+                own = self._open[id]
+                if event.kind != DISCARDED and event.body.get("shown", 0) is None and event.arm != own.arm:
+                    steps.append((event.time, -1, (own.arm, event.arm)))
+                if own.settled is None:
+                    self._open[id] = own._replace(settled=event)
+                if not self.settings.is_ordered:
+                    self._judge(id, event.time, judged, counts)
+            self._judge_in_order(self._now, judged, counts)
+        if now > self._now:
+            self._now = now
+            self._judge_in_order(now, judged, counts)
+        self._watch_allocation(steps)
+        times = [time for time, _, _ in counts]
+        num_missing, num_decisions = np.array([row[1:] for row in counts], int).reshape(-1, 2).T
+        found = missing_process(num_missing, num_decisions, self.settings.missing)
+        self._see("missing_rewards", None, 0, found, times, 1.0 / LEVEL)
+        if self._is_checked("concentration", None):
+            probs = [row for _, row in beliefs]
+            found, self._bets = concentration_process(probs, self.settings.num_draws, self._bets)
+            self._see("concentration", None, 0, found, [time for time, _ in beliefs], 1.0 / LEVEL)
+        if self._is_checked("drift", self._known[1]):
+            self._watch_drift(judged)
 
+    def _judge_in_order(
+        self, now: float, judged: list[tuple[Event, int]], counts: list[tuple[float, int, int]]
+    ) -> None:
+        """Judge the oldest decisions, as far as they are settled or overdue."""
+        while self._open and self.settings.is_ordered:
+            id, first = next(iter(self._open.items()))
+            overdue = self.settings.overdue_after
+            if first.settled is None and (overdue is None or now - first.time <= overdue):
+                return
+            self._judge(id, now, judged, counts)
 
-def _drifts(
-    records: Sequence[DecisionRecord], names: Sequence[Any], model: RewardModel | None, learner: Learner | None
-) -> list[_Alarm] | None:
-    """Return the alarms of single arms; None if drift cannot be told: latents move, or a context needs the program."""
-    rewarded = [record for record in records if record.status == REWARDED_STATUS]
-    rewarded.sort(key=lambda record: record.row or 0)
-    if not rewarded:
-        return []
-    has_context = any(record.context is not None for record in rewarded)
-    if has_context:  # those of erased units have none
-        rewarded = [record for record in rewarded if record.context is not None]
-    if (has_context and (model is None or learner is None)) or (model is not None and model.moving_sites):
-        return None
-    outcomes = list(rewarded[0].reward)
-    values = {name: np.array([record.reward[name] for record in rewarded], float) for name in outcomes}
-    arms = np.array([record.arm for record in rewarded], int)
-    if has_context and model is not None and learner is not None:
-        values = _predictive_ranks(model, learner, arms, values, rewarded)
-    threshold, found = len(names) * len(outcomes) / LEVEL, []
-    for arm, name in enumerate(names):
-        rows = np.flatnonzero(arms == arm)
-        for number, outcome in enumerate(outcomes):
-            ties = np.random.default_rng([arm, number]).random(rows.size)
-            process = drift_process(values[outcome][rows], ties)
-            times = [rewarded[row].settled or math.nan for row in rows]
-            note = f"outcome {outcome}" if len(outcomes) > 1 else ""
-            found += _rung("drift", name, process, threshold, times, note)
-    return found
+    def _judge(
+        self, id: str, now: float, judged: list[tuple[Event, int]], counts: list[tuple[float, int, int]]
+    ) -> None:
+        """Count a decision as rewarded or missing."""
+        own = self._open.pop(id)
+        if own.settled is not None and own.settled.body.get("reason") == "erased":
+            return
+        self._num_settled += 1
+        if own.settled is None or own.settled.kind == DISCARDED:
+            self._num_missing += 1
+            counts.append((now, self._num_missing, self._num_decisions))
+        else:
+            judged.append((own.settled, int(own.settled.arm or 0)))
+
+    def _watch_allocation(self, steps: Sequence[tuple[float, int, Any]]) -> None:
+        num_arms = max([self._num_arms, *(len(body) for _, arm, body in steps if arm >= 0)])
+        self._grow(num_arms)
+        if not steps:
+            return
+        found = np.empty((len(steps), *self._allocation.shape))
+        drawn = [row for row, (_, arm, _) in enumerate(steps) if arm >= 0]
+        propensities = np.zeros((len(drawn), num_arms))
+        for number, row in enumerate(drawn):
+            propensities[number, : len(steps[row][2])] = steps[row][2]
+        found[drawn] = sample_ratio_steps(np.array([steps[row][1] for row in drawn], int), propensities)
+        for row in set(range(len(steps))).difference(drawn):
+            drawn_arm, shown = steps[row][2]
+            found[row] = override_steps(drawn_arm, shown, num_arms)
+        logs, self._allocation = sample_ratio_process(found, self._allocation)
+        self._see("sample_ratio", None, 0, logs, [time for time, _, _ in steps], 1.0 / LEVEL)
+
+    def _grow(self, num_arms: int) -> None:
+        """Add arms, with the mean capital of the others: the mean over all arms then stays an e-process."""
+        if num_arms == self._num_arms:
+            return
+        self._allocation = sample_ratio_start(num_arms, self._allocation if self._num_arms else None)
+        mean = float(log_mean(np.array(list(self._drift_value.values())))) if self._num_arms else 0.0
+        for arm in range(self._num_arms, num_arms):
+            for outcome in range(len(self.settings.outcomes)):
+                key = arm, outcome
+                self._drift[key], self._drift_value[key] = new_drift(mean), mean
+                self._ties[key] = np.random.default_rng(key)
+        self._num_arms = num_arms
+
+    def _watch_drift(self, judged: Sequence[tuple[Event, int]]) -> None:
+        if self.settings.has_context:  # those of erased units have none
+            judged = [(event, arm) for event, arm in judged if event.body.get("context") is not None]
+        if not judged:
+            return
+        arms, outcomes = np.array([arm for _, arm in judged], int), self.settings.outcomes
+        values = np.array([[event.body["reward"][name] for name in outcomes] for event, _ in judged], float)
+        if self.settings.has_context:
+            model, learner = self._known
+            assert model is not None and learner is not None
+            values = _predictive_ranks(model, learner, arms, values, [event.body["context"] for event, _ in judged])
+        threshold = len(self._drift) / LEVEL
+        for (arm, outcome), state in self._drift.items():
+            rows = np.flatnonzero(arms == arm).tolist()
+            if rows:
+                key, ties = (arm, outcome), self._ties[arm, outcome].random(len(rows))
+                found, self._drift[key] = drift_process(values[rows, outcome], ties, state)
+                self._drift_value[key] = float(found[-1])
+                self._see("drift", arm, outcome, found, [judged[row][0].time for row in rows], threshold)
+
+    def _see(
+        self, kind: str, arm: int | None, outcome: int, process: np.ndarray, times: Sequence[float], threshold: float
+    ) -> None:
+        """Keep the largest value of a process, and the time at which it reached its threshold first."""
+        if not process.size:
+            return
+        ring = self._rings.get((kind, arm, outcome), _Ring(-math.inf, None, threshold))
+        if ring.since is None:
+            first = first_alarm(process, threshold)
+            ring = ring._replace(threshold=threshold, since=None if first is None else times[first])
+        self._rings[kind, arm, outcome] = ring._replace(highest=max(ring.highest, float(process.max())))
 
 
 def _predictive_ranks(
-    model: RewardModel,
-    learner: Learner,
-    arms: np.ndarray,
-    values: Mapping[str, np.ndarray],
-    records: Sequence[DecisionRecord],
-) -> dict[str, np.ndarray]:
+    model: RewardModel, learner: Learner, arms: np.ndarray, values: np.ndarray, contexts: Sequence[Sequence[Any]]
+) -> np.ndarray:
     """Return the rank of every outcome among draws from the posterior predictive of its own arm and context, in (0, 1)."""
-    leaves = [np.stack([np.asarray(record.context[i]) for record in records]) for i in range(len(records[0].context))]
-    contexts = jax.tree.unflatten(jax.tree.structure(model.context), leaves)
+    num_rows = arms.size
+    padded = np.resize(np.arange(num_rows), 1 << (num_rows - 1).bit_length())  # few shapes are compiled
+    leaves = [np.stack([np.asarray(row[i]) for row in contexts])[padded] for i in range(len(contexts[0]))]
+    at = jax.tree.unflatten(jax.tree.structure(model.context), leaves)
     with jax.enable_x64(True):
-        drawn = _predict(model)(jr.split(jr.key(0), _NUM_DRAWS), draw(learner, _NUM_DRAWS), jnp.asarray(arms), contexts)
-    found = {}
-    for number, (name, own) in enumerate(values.items()):
-        others = np.asarray(drawn[name] if len(values) > 1 else drawn, float)
+        drawn = _predict(model)(
+            jr.split(jr.key(0), _NUM_DRAWS),
+            draw(learner, _NUM_DRAWS),
+            jnp.asarray(arms[padded]),
+            at,
+        )
+    found, names = np.empty_like(values), model.outcomes
+    for number, own in enumerate(values.T):
+        others = np.asarray(drawn[names[number]] if len(names) > 1 else drawn, float)[:, :num_rows]
         below, equal = (others < own).sum(axis=0), (others == own).sum(axis=0)
-        found[name] = (below + np.random.default_rng(number).random(own.size) * (equal + 1)) / (_NUM_DRAWS + 1)
+        found[:, number] = (below + np.random.default_rng(number).random(own.size) * (equal + 1)) / (_NUM_DRAWS + 1)
     return found
 
 
 @functools.lru_cache(maxsize=8)
 def _predict(model: RewardModel) -> Callable[..., Any]:
     return jax.jit(jax.vmap(model.draw_reward, in_axes=(0, 0, None, None)))
-
-
-def _rung(
-    kind: str, arm: Any, process: np.ndarray, threshold: float, times: Sequence[float], note: str = ""
-) -> list[_Alarm]:
-    first = first_alarm(process, threshold)
-    if first is None:
-        return []
-    with np.errstate(over="ignore"):
-        return [_Alarm(kind, arm, times[first], float(np.exp(process.max())), threshold, note)]
-
-
-def _log_mean(logs: np.ndarray) -> np.ndarray:
-    """Return the log of the mean of exponentials over the last axis."""
-    return np.logaddexp.reduce(logs, axis=-1) - math.log(logs.shape[-1])

@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,10 @@ from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
 from ppl_bandit.journal.audit import decision_records
-from ppl_bandit.journal.decision_events import fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.live.alarms import find_alarms
+from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.looks import RuleDistance, rule_distances
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.context_profiles import ContextProfile, context_profiles
@@ -79,6 +79,8 @@ class ReadableBandit:
     _experiment: Experiment
     _pid: int
     _is_closed = False
+    _watching: threading.Lock
+    _watch: AlarmWatch | None = None
     _design: Design | None = None
 
     @property
@@ -134,33 +136,41 @@ class ReadableBandit:
         """Return what is wrong with the running experiment, one row per alarm; no rows if nothing is.
 
         `sample_ratio`: arms are not played with their recorded probabilities. `missing_rewards`: more rewards are missing than
-        tolerated. `drift`: the rewards of an arm change. `untrusted_inference`: the engine doubts its posterior. The first
-        three are e-processes: the probability that one ever rings while nothing is wrong is at most .05, however often you
-        ask. An alarm stays, because its evidence does.
+        tolerated. `drift`: the rewards of an arm change. `concentration`: the entropy of the allocation fell faster than the
+        evidence, so that arms which were almost surely the best lost their lead. `untrusted_inference`: the engine doubts its
+        posterior. The first four are e-processes: the probability that one ever rings while nothing is wrong is at most .05,
+        however often you ask. An alarm stays, because its evidence does. A call reads the events since the call before.
 
         Columns: alarm, arm, since, figure (the largest value of the e-process), threshold, level, what_to_do;
         `attrs["checked"]` lists the kinds that could be checked.
 
         Args:
             missing: tolerated share of rewards that do not come.
-            overdue_after: seconds, or a timedelta, after which a pending reward counts as missing; None counts only decisions
-                that were discarded.
+            overdue_after: seconds, or a timedelta, after which a pending reward counts as missing; None is the bandit's
+                `reward_window`, if overdue decisions have no default reward. Without any, only discarded decisions count.
             after: a datetime with a time zone: earlier decisions are left out, for instance those before a repair.
         """
         if after is not None and getattr(after, "tzinfo", None) is None:
             raise ValueError(f"after must be a datetime with a time zone, got {after!r}; datetime.now(UTC) is one")
         self._catch_up()
-        projection, experiment = self._experiment.projection, self._experiment
-        return find_alarms(
-            [fold_decision(events) for events in experiment.store.decisions(experiment.name)],
-            projection.task.arms.names,
-            model=projection.task.model,
-            learner=projection.learner,
-            missing=missing,
-            overdue_after=None if overdue_after is None else as_seconds(overdue_after, "overdue_after"),
-            after=-math.inf if after is None else after.timestamp(),
-            now=time.time(),
+        experiment, projection = self._experiment, self._experiment.projection
+        model, windows, learner = projection.task.model, projection.task.windows, projection.learner
+        window = windows.reward if windows.default is None else None
+        settings = AlarmSettings(
+            model.outcomes,
+            self.num_samples,
+            model.context is not None,
+            bool(model.moving_sites),
+            missing,
+            window if overdue_after is None else as_seconds(overdue_after, "overdue_after"),
+            windows.reward is not None or overdue_after is not None,
+            -math.inf if after is None else after.timestamp(),
         )
+        with self._watching:
+            if self._watch is None or self._watch.settings != settings:
+                self._watch = AlarmWatch(settings)
+            self._watch.read(experiment.store, experiment.name, time.time(), model, learner)
+            return self._watch.table(projection.task.arms.names, learner)
 
     def records(self, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yield one row of JSON values per decision, oldest first: what was decided, and what became of it.

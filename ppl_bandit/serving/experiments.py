@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from ppl_bandit.journal.events import LOOKED
-from ppl_bandit.journal.stores.store import JournalError, read_batches
+from ppl_bandit.journal.stores.sql import read_batches
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.serving.batches import BatchQueue, Limits
@@ -117,7 +118,7 @@ class ServedExperiment:
             experiment, window = self.bandit._experiment, self.bandit._windows.reward
             overdue = 0 if window is None else experiment.store.num_pending(experiment.name, time.time() - window)
             pending = experiment.store.num_pending(experiment.name)
-            self.alarms = rows_of(self.bandit.alarms())  # it reads every decision
+            self.alarms = rows_of(self.bandit.alarms())
             self._counts = {"pending": pending, "overdue": overdue, "alarms": len(self.alarms)}
             now = time.monotonic()
             self._next_count = now + max(_SECONDS_BETWEEN_COUNTS, _PAUSE_PER_COUNT * (now - begun))

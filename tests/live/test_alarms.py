@@ -7,12 +7,60 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from shared_models import FLOORED, bernoulli_bandit
 
 from ppl_bandit import Bandit
 from ppl_bandit.commands.cli import main
-from ppl_bandit.live.alarms import drift_process, first_alarm, missing_process, sample_ratio_process
+from ppl_bandit.live.alarm_processes import (
+    concentration_process,
+    drift_process,
+    first_alarm,
+    missing_process,
+    new_bets,
+    new_drift,
+    sample_ratio_process,
+    sample_ratio_start,
+    sample_ratio_steps,
+)
+
+
+def ratio(arms, probs):
+    return sample_ratio_process(sample_ratio_steps(arms, probs), sample_ratio_start(probs.shape[1]))[0]
+
+
+def missing(is_missing):
+    return missing_process(np.cumsum(is_missing), np.arange(1, len(is_missing) + 1), 0.05)
+
+
+def drift(values, ties):
+    return drift_process(values, ties, new_drift())[0]
+
+
+def concentration(best_arm_probs):
+    return concentration_process(best_arm_probs, 1000, new_bets())[0]
+
+
+def gaussian_beliefs(rng, truth=None, precision=1.0, num_rows=2000):
+    """Estimates of P(best) from 1,000 draws, of two arms with standard normal priors that Thompson sampling plays.
+
+    Args:
+        truth: the expected rewards; None draws them from the prior.
+        precision: of a reward, as the program believes; it is 1.
+    """
+    means = rng.normal(size=2) if truth is None else truth
+    noise, uniforms = rng.normal(size=num_rows), rng.random(num_rows)
+    total, weight, found = [0.0, 0.0], [1.0, 1.0], []
+    for row in range(num_rows):
+        gap = total[1] / weight[1] - total[0] / weight[0]
+        prob = 0.5 * math.erfc(-gap / math.sqrt(2.0 * (1.0 / weight[0] + 1.0 / weight[1])))
+        share = rng.binomial(1000, prob) / 1000
+        found.append([1.0 - share, share])
+        arm = int(uniforms[row] < share)
+        total[arm] += precision * (means[arm] + noise[row])
+        weight[arm] += precision
+    return found
 
 
 def share_of_alarms(make, num_runs, threshold):
@@ -27,11 +75,13 @@ def thompson_stream(rng, num_rows=2000):
 
 
 QUIET = {
-    "sample_ratio": (lambda rng: sample_ratio_process(*thompson_stream(rng)), 20.0),
-    "missing_rewards": (lambda rng: missing_process(rng.random(2000) < 0.05, 0.05), 20.0),
+    "sample_ratio": (lambda rng: ratio(*thompson_stream(rng)), 20.0),
+    "missing_rewards": (lambda rng: missing(rng.random(2000) < 0.05), 20.0),
     # Each arm's own level is .05 over the number of arms: of one arm alone, all of it.
-    "drift": (lambda rng: drift_process((rng.random(2000) < 0.3) * 1.0, rng.random(2000)), 20.0),
-    "drift of real rewards": (lambda rng: drift_process(rng.standard_cauchy(2000), rng.random(2000)), 20.0),
+    "drift": (lambda rng: drift((rng.random(2000) < 0.3) * 1.0, rng.random(2000)), 20.0),
+    "drift of real rewards": (lambda rng: drift(rng.standard_cauchy(2000), rng.random(2000)), 20.0),
+    "concentration": (lambda rng: concentration(gaussian_beliefs(rng)), 20.0),
+    "concentration of equal arms": (lambda rng: concentration(gaussian_beliefs(rng, (0.0, 0.0))), 20.0),
 }
 
 
@@ -50,7 +100,7 @@ def test_an_arm_that_falls_from_6_to_4_in_10_rings_within_300_of_its_rewards(num
     for run in range(num_runs):
         rng = np.random.default_rng(run)
         rewards = np.concatenate([rng.random(num_before) < 0.6, rng.random(700) < 0.4]) * 1.0
-        first = first_alarm(drift_process(rewards, rng.random(rewards.size)), 40.0)  # one of two arms
+        first = first_alarm(drift(rewards, rng.random(rewards.size)), 40.0)  # one of two arms
         delays.append(math.inf if first is None else first - num_before)
     # The standard error of the median is about 25 at 40 runs; it is 170 to 190.
     assert np.median(delays) < 300
@@ -60,9 +110,9 @@ def test_wrong_allocation_and_missing_rewards_ring():
     rng = np.random.default_rng(0)
     arms, probs = thompson_stream(rng)
     arms[rng.random(2000) < 0.2] = 0  # something sends a fifth of the visitors to the first arm
-    assert first_alarm(sample_ratio_process(arms, probs), 20.0) < 700
-    assert first_alarm(missing_process(rng.random(2000) < 0.15, 0.05), 20.0) < 300
-    assert math.isinf(sample_ratio_process(np.array([1]), np.array([[1.0, 0.0]]))[0])
+    assert first_alarm(ratio(arms, probs), 20.0) < 700
+    assert first_alarm(missing(rng.random(2000) < 0.15), 20.0) < 300
+    assert math.isinf(ratio(np.array([1]), np.array([[1.0, 0.0]]))[0])
 
 
 def test_processes_have_expectation_one():
@@ -71,26 +121,22 @@ def test_processes_have_expectation_one():
     for code in range(2**6):
         arms = np.array([code >> i & 1 for i in range(6)])
         probs = np.array([[0.3, 0.7]] * 6)
-        total += np.prod(probs[np.arange(6), arms]) * np.exp(sample_ratio_process(arms, probs)[-1])
+        total += np.prod(probs[np.arange(6), arms]) * np.exp(ratio(arms, probs)[-1])
     assert total == pytest.approx(1.0)
     total = 0.0
     for code in range(2**6):
-        missing = np.array([code >> i & 1 for i in range(6)])
-        total += np.prod(np.where(missing, 0.05, 0.95)) * np.exp(missing_process(missing, 0.05)[-1])
+        is_missing = np.array([code >> i & 1 for i in range(6)])
+        total += np.prod(np.where(is_missing, 0.05, 0.95)) * np.exp(missing(is_missing)[-1])
     assert total == pytest.approx(1.0)
-    assert (
-        drift_process(np.zeros(0), np.zeros(0)).size
-        == sample_ratio_process(np.zeros(0, int), np.zeros((0, 2))).size
-        == 0
-    )
+    assert drift(np.zeros(0), np.zeros(0)).size == 0 == ratio(np.zeros(0, int), np.zeros((0, 2))).size
     with pytest.raises(ValueError, match="share of rewards that may be missing"):
-        missing_process(np.zeros(3, bool), 0.0)
+        missing_process(np.zeros(3), np.ones(3), 0.0)
 
 
 def test_a_bandit_has_no_alarms_until_something_is_wrong(tmp_path, capsys):
     path = tmp_path / "j.db"
     bandit = bernoulli_bandit(2, arms=["a", "b"], selector=FLOORED, journal=path)
-    assert bandit.alarms().empty and len(bandit.alarms().attrs["checked"]) == 4
+    assert bandit.alarms().empty and len(bandit.alarms().attrs["checked"]) == 5
     rng = np.random.default_rng(0)
     for decisions in (bandit.select_many(num_decisions=300), bandit.select_many(num_decisions=300)):
         bandit.update_many(decisions=decisions, rewards=(rng.random(300) < 0.5) * 1.0)
@@ -110,6 +156,96 @@ def test_a_bandit_has_no_alarms_until_something_is_wrong(tmp_path, capsys):
     assert main(["journal", str(path), "alarms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["alarm"] for row in rows} == set(found.index) and all(row["since"] for row in rows)
+
+
+def test_a_posterior_that_is_too_certain_concentrates_faster_than_the_evidence():
+    """Rewards whose precision is believed to be four times as large, as if each was learnt four times."""
+    runs = [concentration(gaussian_beliefs(np.random.default_rng(run), (0.0, 0.0), 4.0)) for run in range(60)]
+    # The share is .39; three standard errors at 60 runs are .19.
+    assert np.mean([first_alarm(log, 20.0) is not None for log in runs]) > 0.15
+    one = concentration([[0.5, 0.5], [0.001, 0.999], [0.002, 0.998], [0.9, 0.1], [0.95, 0.05], [0.96, 0.04]])
+    # All three bets open at .999, are divided by (2 + 1) / 1001, and are paid .96 after the fall below .1.
+    np.testing.assert_allclose(one, [0.0] * 5 + [math.log(0.96 * 1001 / 3)], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ratio", "missing", "drift", "concentration"])
+def test_a_process_continues_where_it_stopped(kind):
+    rng = np.random.default_rng(0)
+    arms, probs = thompson_stream(rng, 450)
+    values, ties, beliefs = rng.normal(size=450), rng.random(450), gaussian_beliefs(rng, num_rows=450)
+    run, start = {
+        "ratio": (
+            lambda rows, s: sample_ratio_process(sample_ratio_steps(arms[rows], probs[rows]), s),
+            [np.zeros((3, 8))],
+        ),
+        "missing": (lambda rows, s: (missing_process(np.arange(450)[rows] // 9, np.arange(450)[rows], 0.05), s), [0]),
+        "drift": (lambda rows, s: drift_process(values[rows], ties[rows], s), [new_drift(), new_drift()]),
+        "concentration": (lambda rows, s: concentration_process(beliefs[rows], 1000, s), [new_bets()]),
+    }[kind]
+    whole, _ = run(slice(0, 450), start[0])
+    first, state = run(slice(0, 130), start[-1])
+    second, _ = run(slice(130, 450), state)
+    np.testing.assert_allclose(np.concatenate([first, second]), whole, atol=1e-9)
+
+
+def played(bandit, num, rate, seed=0):
+    rng, decisions = np.random.default_rng(seed), bandit.select_many(num_decisions=num)
+    bandit.update_many(decisions=decisions, rewards=(rng.random(num) < rate) * 1.0)
+
+
+def test_a_call_reads_new_events_alone_and_finds_what_one_reading_finds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ppl_bandit.live.alarms._PAGE", 150)
+    path = tmp_path / "j.db"
+    bandits = [bernoulli_bandit(2, selector=FLOORED, **place) for place in ({"journal": path}, {}, {})]
+    often, memory, once = bandits
+    for bandit in bandits:
+        for number, rate in enumerate((0.7, 0.7, 0.1)):
+            played(bandit, 250, rate, number)
+            bandit.discard(bandit.select_many(num_decisions=1)[0])
+            if bandit is not once:
+                bandit.alarms()
+    tables = [bandit.alarms().drop(columns="since") for bandit in bandits]
+    assert set(tables[0].alarm) == {"drift"}
+    for table in tables[1:]:
+        pd.testing.assert_frame_equal(table, tables[0], rtol=1e-9)  # sums in another order
+    assert main(["journal", str(path), "alarms", "--json"]) == 0
+    assert [row["figure"] for row in json.loads(capsys.readouterr().out)] == pytest.approx(tables[0].figure.tolist())
+    read, store = [], often._experiment.store
+    monkeypatch.setattr(
+        store, "read", lambda *args, _read=store.read, **kw: read.append(_read(*args, **kw)) or read[-1]
+    )
+    often.select()
+    assert often.alarms().drop(columns="since").equals(tables[0])
+    assert max(map(len, read)) == 1
+
+
+@pytest.mark.parametrize("propensity", [None, 0.9])
+def test_arms_that_are_shown_instead_ring_unless_their_probability_is_known(propensity):
+    bandit = bernoulli_bandit(2, selector=FLOORED)
+    for decision in bandit.select_many(num_decisions=120):
+        bandit.update(decision, 1, shown=0, propensity=propensity)
+    found = bandit.alarms()
+    assert found.alarm.tolist() == (["sample_ratio"] if propensity is None else [])
+
+
+@pytest.mark.parametrize("default", [None, 0])
+def test_overdue_rewards_are_missing_unless_they_have_a_default(default, monkeypatch):
+    """Clicks come at once and the others by default after the window: judged as they came, they would be a drift."""
+    bandit = bernoulli_bandit(2, selector=FLOORED, reward_window=60, default_reward=default)
+    now = __import__("time").time()
+    for start in (0, 61):
+        monkeypatch.setattr("time.time", lambda start=start: now + start)
+        for decision in bandit.select_many(num_decisions=200)[::3]:
+            bandit.update(decision, 1)
+        assert bandit.alarms().alarm.tolist() == ([] if default == 0 or not start else ["missing_rewards"])
+    assert bandit.alarms(overdue_after=1e6).empty == (default == 0)
+
+
+def test_added_arms_begin_with_the_capital_of_the_others():
+    start = sample_ratio_start(2)
+    start[0] -= 1.0
+    grown = sample_ratio_start(5, start)
+    assert np.log(np.mean(np.exp(grown))) == pytest.approx(np.log(np.mean(np.exp(start))))
 
 
 @pytest.mark.slow  # compiles a program with a context

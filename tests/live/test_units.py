@@ -125,23 +125,58 @@ def test_wrong_use_says_what_to_do(wrong, said):
         wrong(bernoulli_bandit())
 
 
-def test_threads_with_the_same_requests_get_the_same_decisions(tmp_path):
+def test_a_saved_bandit_knows_units_and_requests(place, tmp_path):
+    bandit = bernoulli_bandit(**place)
+    first, second = bandit.select(unit="user 17"), bandit.select(request_id="r")
+    bandit.update(first, 1, request_id="u")
+    bandit.save(tmp_path / "saved.npz")
+    loaded = Bandit.load(tmp_path / "saved.npz", bandit.model)
+    assert same(loaded.select(unit="user 17"), first) and same(loaded.select(request_id="r"), second)
+    loaded.update(first, 1, request_id="u")
+    with pytest.raises(RequestIdReused):
+        loaded.update(second, 1, request_id="u")
+    assert loaded.num_rewards == 1 and loaded.select(unit="other").id not in (first.id, second.id)
+    assert loaded.erase("user 17") == 1 and loaded.select(unit="user 17").id != first.id
+
+
+def test_a_crash_between_commit_and_answer_leaves_one_decision(tmp_path, monkeypatch):
+    crashing = bernoulli_bandit(journal=tmp_path / "j.db")
+    store = crashing._experiment.store
+    append = store.append
+
+    def committed(*arguments, **options):
+        append(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "append", committed)
+    for asked in ({"request_id": "r", "unit": "u"}, {"request_id": "s"}):
+        with pytest.raises(KeyboardInterrupt):
+            crashing.select(**asked)
+    other = bernoulli_bandit(journal=tmp_path / "j.db")
+    assert len(other.pending()) == 2
+    assert same(other.select(request_id="r", unit="u"), other.select(unit="u"))
+    other.select(request_id="s")
+    assert len(other.pending()) == 2
+
+
+@pytest.mark.parametrize("num_threads, num_ids", [(8, 12), pytest.param(32, 100, marks=pytest.mark.slow)])
+def test_threads_with_the_same_requests_get_the_same_decisions(num_threads, num_ids, tmp_path):
     bandit = bernoulli_bandit(journal=tmp_path / "j.db")
     bandit.warm_up()
-    found = [dict() for _ in range(8)]
-    barrier = threading.Barrier(8)
+    found = [dict() for _ in range(num_threads)]
+    barrier = threading.Barrier(num_threads)
 
     def work(number):
         barrier.wait()
-        for i in np.random.default_rng(number).permutation(12):
+        for i in np.random.default_rng(number).permutation(num_ids):
             found[number][i] = bandit.select(request_id=f"r{i}", unit=f"u{i}").id
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(one == found[0] for one in found) and len(set(found[0].values())) == 12 == len(bandit.pending())
+    assert all(one == found[0] for one in found) and len(set(found[0].values())) == num_ids == len(bandit.pending())
 
 
 def test_what_was_shown_is_learnt_and_weighted_only_with_its_probability(place):
