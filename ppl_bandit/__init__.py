@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ppl_bandit.trials.calibrate import calibrate
     from ppl_bandit.trials.design import Design
     from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
+    from ppl_bandit.trials.rows_for_power import rows_for_power
     from ppl_bandit.types import (
         AlreadyRewarded,
         BanditError,
@@ -82,6 +83,7 @@ __all__ = [
     "evaluate",
     "evaluate_by_rejection",
     "operating_characteristics",
+    "rows_for_power",
     "selectors",
     "simulate",
     "stopping",
@@ -97,6 +99,7 @@ _HOMES = {
     "OperatingCharacteristics": "trials.operating_characteristics",
     "calibrate": "trials.calibrate",
     "operating_characteristics": "trials.operating_characteristics",
+    "rows_for_power": "trials.rows_for_power",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",
     "evaluate": "evaluation.evaluate",

@@ -111,6 +111,8 @@ def _distance(rule: StoppingRule, value: float, threshold: float, has_control: b
     own = rule.name.replace("_", " "), f"{{}} or {'less' if rule.settings.get('stops') == 'at_most' else 'more'} stops"
     what, end = _CRITERIA.get(rule.name, own)
     compared = "is better than the control" if has_control else "is best"
+    if "margin" in rule.settings:
+        what = f"the largest probability that an arm is at most {rule.settings['margin']:g} worse than the control"
     what = what.format(compared=compared, **rule.settings)
     is_low = rule.name in ("inferiority", "expected_loss") or rule.settings.get("stops") == "at_most"
     is_met = value < threshold if rule.name == "inferiority" else value <= threshold if is_low else value >= threshold

@@ -78,8 +78,8 @@ def calibrate(
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
     check_count(num_trials, "num_trials")
     check_count(seed, "seed", 0)
-    worlds = _nulls(model, null)
     simulator = TrialSimulator(model, design, engine, num_samples, arms=arms, mesh=mesh, executor=executor)
+    worlds = _nulls(model, null, simulator.setting.control, design.margin)
     advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
     place = design.rules.index(rule)
 
@@ -116,7 +116,7 @@ def calibrate(
     return dataclasses.replace(design.with_threshold("superiority", threshold), calibration=calibration)
 
 
-def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
+def _nulls(model: RewardModel, null: Any, control: int, margin: float) -> dict[str, Environment]:
     if isinstance(null, Mapping) and not set(null) & set(model.latent_shapes):
         named = {str(name): value for name, value in null.items()}
     elif isinstance(null, list | tuple | np.ndarray) and not np.ndim(null) == 0:
@@ -129,11 +129,14 @@ def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
             raise ValueError(
                 f"{name}: a null is one world without a difference, not worlds from the prior: give a common value"
             )
-        rewards = np.asarray(world.expected_rewards(model.context))
+        rewards = np.array(world.expected_rewards(model.context))
+        if margin:
+            rewards[control] -= margin
+        more = f"; the control {margin:g} more, the margin" if margin else ""
         if np.ptp(rewards) > 1e-6 * (1.0 + np.abs(rewards).max()):
             raise ValueError(
                 f"{name}: the arms' expected rewards are {rewards.tolist()}, expected one common value: give the value that "
-                "all arms have without a difference, such as 0.3"
+                f"all arms have without a difference, such as 0.3{more}"
             )
     return worlds
 

@@ -88,9 +88,10 @@ class Design:
             if not isinstance(rule, StoppingRule):
                 raise ValueError(f"stopping has {rule!r}, expected rules such as stopping.superiority(0.99)")
             rule.thresholds(self.num_looks)
-            if rule.name == "futility" and self.control is None:
+            if (rule.name == "futility" or "margin" in rule.settings) and self.control is None:
+                what = "a margin" if "margin" in rule.settings else "futility"
                 raise ValueError(
-                    "futility compares arms with a control, and the design has none: give control=, or drop the rule"
+                    f"{what} compares arms with a control, and the design has none: give control=, or drop the rule"
                 )
         names = [rule.name for rule in rules]
         if len(set(names)) < len(names):
@@ -114,7 +115,14 @@ class Design:
     @property
     def deltas(self) -> tuple[float, ...]:
         """The differences of expected rewards that the stopping rules ask about."""
-        return tuple(float(rule.settings["delta"]) for rule in self.rules if rule.name in ("equivalence", "futility"))
+        own = [rule.settings for rule in self.rules if rule.name in ("equivalence", "futility")]
+        return (*(float(settings["delta"]) for settings in own), *((self.margin,) if self.margin else ()))
+
+    @property
+    def margin(self) -> float:
+        """The non-inferiority margin of the superiority rule; 0 without one."""
+        rule = self.rule("superiority")
+        return 0.0 if rule is None else float(rule.settings.get("margin", 0.0))
 
     @property
     def num_looks(self) -> int:

@@ -175,9 +175,11 @@ def _compare_with_control(
     arms = jnp.arange(active.size)
     equivalence, futility = design.rule("equivalence"), design.rule("futility")
 
-    def compare(control: Array) -> tuple[Array, Array, Array]:
+    def compare(control: Array, is_first: Array) -> tuple[Array, Array, Array]:
         """Return the probabilities of each arm to be better than the control, close to it, and futile."""
         better = posterior.gap_probs(0.0, control)
+        if design.margin:  # of the first control alone
+            better = jnp.where(is_first, posterior.gap_probs(-design.margin, control), better)
         close = futile = jnp.zeros_like(better)
         if equivalence is not None:
             delta = equivalence.settings["delta"]
@@ -190,7 +192,7 @@ def _compare_with_control(
         return state.active & (arms != state.control)
 
     def check(state: _Comparison) -> _Comparison:
-        rivals, (better, close, futile) = others(state), compare(state.control)
+        rivals, (better, close, futile) = others(state), compare(state.control, state.is_first)
         if "inferiority" in at:
             rivals &= better >= at["inferiority"]
         is_new = jnp.asarray(False)
@@ -213,7 +215,7 @@ def _compare_with_control(
         return _Comparison(ending, left, control, state.is_first & ~is_new, is_new & (ending == CONTINUE))
 
     rivals = others(_Comparison(control, active, control, is_first, is_first))
-    better, close, futile = compare(control)
+    better, close, futile = compare(control, is_first)
     evidence = {
         "inferiority": jnp.min(jnp.where(rivals, better, 1.0)),
         "superiority": jnp.max(jnp.where(rivals, better, 0.0)),

@@ -46,10 +46,13 @@ def performance(
     each = np.arange(num)
     true_value, best = found.truth[each, chosen], found.truth.max(axis=1)
     is_superior = declares_superiority(found, control)
-    is_right = _is_right(found, control)
+    claimed = np.array(found.truth)  # a non-inferior arm exceeds the control less the margin
+    if control >= 0:
+        claimed[:, control] -= design.margin
+    is_right = _is_right(found, control, claimed)
     add("power", is_superior & is_right)
     add("familywise_error", is_superior & ~is_right)
-    is_null = bool(np.all(found.truth == found.truth[:, :1]))
+    is_null = bool(np.all(np.abs(claimed - claimed[:, :1]) <= 1e-9 * (1.0 + np.abs(claimed))))
     add("type_i_error", is_superior if is_null else np.full(num, np.nan))
     add("selected_best", true_value == best)
     for index, name in enumerate(arms):
@@ -83,6 +86,8 @@ def performance(
         by_sequence = sequence_covers(found, bounds)
         add("sequence_coverage", by_sequence[each, chosen])
         add("sequence_coverage_all", np.mean(by_sequence, axis=1))
+        num_arms = len(arms)  # each at the level 1 - .05 / A: all cover at once
+        add("sequence_coverage_simultaneous", np.all(sequence_covers(found, bounds, _ALPHA / num_arms), axis=1))
     for index, name in enumerate(arms):
         add(f"bias_{name}", found.mean[:, index] - found.truth[:, index])
     return row
@@ -96,8 +101,8 @@ def declares_superiority(found: TrialRecord, control: int) -> np.ndarray:
     return np.asarray(found.ending == ENDINGS.index("superiority") if control < 0 else ~found.active[:, control])
 
 
-def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarray:
-    """Return whether the 95% confidence sequence of each arm contains its true mean at the end, (trials, A).
+def sequence_covers(found: TrialRecord, bounds: tuple[float, float], alpha: float = _ALPHA) -> np.ndarray:
+    """Return whether the confidence sequence of each arm contains its true mean at the end, (trials, A).
 
     It is the beta-binomial mixture sequence of `evaluate`, for rewards within bounds. Only the mixture at the true mean is
     needed for that.
@@ -107,14 +112,14 @@ def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarr
     successes = (np.asarray(found.sums) - low * trials) / width
     truth = np.clip((np.asarray(found.truth) - low) / width, 1e-12, 1.0 - 1e-12)
     with np.errstate(divide="ignore", invalid="ignore"):
-        is_excluded = excludes_mean(truth, successes, trials, _ALPHA, OPTIMAL_PLAYS)
+        is_excluded = excludes_mean(truth, successes, trials, alpha, OPTIMAL_PLAYS)
     return ~is_excluded | (trials == 0)
 
 
-def _is_right(found: TrialRecord, control: int) -> np.ndarray:
-    """Return whether the selected arm is strictly better than all others; with a control, than the control."""
+def _is_right(found: TrialRecord, control: int, claimed: np.ndarray) -> np.ndarray:
+    """Return whether the selected arm is strictly better than all others; with a control, than it less the margin."""
     each = np.arange(found.ending.size)
-    truth = np.array(found.truth)
+    truth = np.array(claimed)
     own = truth[each, found.arm]
     if control >= 0:
         is_control = found.arm == control

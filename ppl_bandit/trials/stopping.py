@@ -64,6 +64,8 @@ class StoppingRule:
         by_look = " at the respective look" if isinstance(self.threshold, tuple) else ""
         if self.function is not None:
             return f"{self.name.replace('_', ' ').capitalize()}: {own['stops'].replace('_', ' ')} {at}{by_look}."
+        if "margin" in own:
+            return _NON_INFERIORITY.format(at=at, by_look=by_look, **own)
         return _DESCRIPTIONS[self.name].format(at=at, by_look=by_look, **own)
 
     def __str__(self) -> str:
@@ -72,7 +74,7 @@ class StoppingRule:
         return f"{self.name}({_words(self.threshold)}{others})"
 
 
-def superiority(p: float | Sequence[float]) -> StoppingRule:
+def superiority(p: float | Sequence[float], margin: float = 0.0) -> StoppingRule:
     """Stop when an arm is best with probability at least p; with a control, when an arm beats the control so.
 
     With a control, the winner becomes the control, the old one is dropped, and all rules are checked again; the experiment ends
@@ -80,8 +82,12 @@ def superiority(p: float | Sequence[float]) -> StoppingRule:
 
     Args:
         p: a probability, such as 0.99, or one per look.
+        margin: with a control, a non-inferiority margin in the unit of the reward: an arm replaces the first control if its
+            expected reward exceeds the control's less the margin with probability p. Inferiority is judged so, too. A later
+            control must be beaten.
     """
-    return StoppingRule("superiority", _probability(p, "superiority", "p"), {})
+    own = {} if margin == 0 else {"margin": _positive(margin, "superiority", "margin", is_single=True)}
+    return StoppingRule("superiority", _probability(p, "superiority", "p"), own)
 
 
 def inferiority(p: float | Sequence[float]) -> StoppingRule:
@@ -203,6 +209,10 @@ def _words(threshold: float | tuple[float, ...]) -> str:
     return f"{threshold:.7g}"
 
 
+_NON_INFERIORITY = (
+    "Non-inferiority: an arm is at most {margin:g} worse than the control with probability at least {at}{by_look}; it "
+    "replaces the control."
+)
 _DESCRIPTIONS = {
     "superiority": "Superiority: an arm is best (or better than the control) with probability at least {at}{by_look}.",
     "inferiority": "Inferiority: an arm that is best (or better than the control) with probability below "

@@ -30,6 +30,8 @@ BAD = [
     (lambda: stopping.superiority(float("nan")), "p must be a number"),
     (lambda: stopping.equivalence(0.9, delta=-0.1), "delta must be one positive difference"),
     (lambda: stopping.expected_loss(0.0), "below must be positive"),
+    (lambda: Design([10], stopping=stopping.superiority(0.9, margin=0.1)), "a margin compares arms with a control"),
+    (lambda: stopping.superiority(0.9, margin=-0.1), "margin must be one positive difference"),
     (lambda: stopping.rule(len, "superiority", at_least=1), "name must be a new name such as 'precision', other than"),
     (lambda: stopping.rule(0.9, "precision", at_least=1), "function must be a function of the look, got 0.9"),
     (lambda: stopping.rule(len, "precision"), "give at_least= or at_most=, one of the two"),

@@ -12,7 +12,7 @@ from trial_settings import (
     similar_arms,
 )
 
-from ppl_bandit import Design, Environment, calibrate, operating_characteristics, selectors, stopping
+from ppl_bandit import Design, Environment, calibrate, operating_characteristics, rows_for_power, selectors, stopping
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.simulated.arrivals import arrival_counts
 
@@ -138,6 +138,25 @@ def test_a_program_without_a_reward_model_is_refused_in_words(model):
             simulate(lambda arm: None, design, 0.5)
         with pytest.raises(ValueError, match="design must be a Design, got \\[10, 20\\]"):
             simulate(model, [10, 20], 0.5)
+
+
+@pytest.mark.slow
+def test_the_rows_for_a_power_are_those_of_the_normal_law():
+    # Two means with known unit variance, one look at P > .975: power = Phi(gap sqrt(rows) / 2 - 1.96).
+    expected = ((1.959964 + 0.841621) * 2 / 0.4) ** 2  # 196 rows
+    design = Design([50], stopping=stopping.superiority(0.975))
+    found, tried = rows_for_power(normal_arms(2), design, [0.0, 0.4], num_trials=4000)
+    assert tried[found.last_rows][0] >= 0.8 > tried[max(rows for rows in tried if rows < found.last_rows)][0]
+    # Three errors of a power, .0063, by its slope in log rows, .39; and the tolerance of 5%.
+    assert abs(np.log(found.last_rows / expected)) <= 3 * 0.0063 / 0.39 + 0.05
+
+
+def test_rows_for_a_power_are_refused_where_there_are_none(model):
+    design = Design([10, 20], stopping=stopping.superiority(0.9))
+    with pytest.raises(ValueError, match="needs a design with a superiority rule"):
+        rows_for_power(model, Design([10]), 0.5)
+    with pytest.raises(ValueError, match="power must lie strictly inside"):
+        rows_for_power(model, design, 0.5, power=1.0)
 
 
 def test_calibrate_refuses_what_it_cannot_calibrate(model):

@@ -84,6 +84,17 @@ def test_with_a_control_a_winner_becomes_the_control_and_all_is_checked_again(ta
     assert endings == {"continue", "superiority", "equivalence", "futility"}
 
 
+def test_a_margin_asks_for_non_inferiority_to_the_first_control_alone():
+    # Arm 1 is .1 below the control 0, and arm 2 .1 below arm 1; all within .02 of these.
+    table = jnp.asarray(np.random.default_rng(6).normal([1.0, 0.9, 0.8], 0.02, (2000, 3)))
+    for margin, control, left in ((0.0, 0, 1), (0.18, 1, 1), (0.05, 0, 2)):
+        design = Design([10, 20], stopping=[stopping.superiority(0.95, margin), stopping.inferiority(0.01)], control=0)
+        look = check_look(design, 0, from_table(table), jnp.ones(3, bool), 0, first_control=0)
+        assert (int(look.control), int(look.active.sum())) == (control, left)  # arm 2 does not replace arm 1
+        expected = float(jnp.mean(table[:, 1] - table[:, 0] > -margin))
+        assert float(look.evidence[0]) == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_last_look_ends_undecided_and_thresholds_change_by_look():
     table = jnp.asarray(
         np.random.default_rng(3).normal([0.0, 1.0], 1.0, (1000, 2))

@@ -28,8 +28,7 @@ from ppl_bandit.program.jaxpr.ranges import (
     NotAnalytic,
     Range,
     hull,
-    is_float,
-    num_digits,
+    lossy_conversion,
     result_range,
     softplus_range,
     support_range,
@@ -205,7 +204,7 @@ class Forms:
     def _domain(self) -> Domain:
         return Domain(self._apply, _is_constant, self._fold, self._lift, self._call)
 
-    def _call(self, eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[Any] | None:
+    def _call(self, eqn: Any, values: list[Any]) -> Sequence[Any] | None:
         """Return the result of a function that is known as a whole; None for others."""
         if eqn.params.get("name") != "softplus" or not _is_outer(values[0]):
             return None
@@ -844,11 +843,9 @@ class Forms:
         return Form(token, varies, right.degree, right.power + inverse.power)
 
     def _convert(self, eqn: Any, values: list[Any], token: int) -> Any:
-        old, new = np.dtype(eqn.invars[0].aval.dtype), eqn.params["new_dtype"]
-        if not is_float(new):
-            raise _NoForm(f"conversion of a quantity that depends on latents to {np.dtype(new).name}")
-        if num_digits(new) < num_digits(old):
-            raise _NoForm(f"rounding of a quantity that depends on latents from {old.name} to {np.dtype(new).name}")
+        reason = lossy_conversion(eqn)
+        if reason:
+            raise _NoForm(reason)
         return values[0]
 
 

@@ -18,14 +18,14 @@ class Domain(NamedTuple):
         is_constant: whether a value is an array whose numbers are known.
         fold: (equation, constants) -> constants; computes the results of an equation whose operands are all constants.
         lift: turns a literal or a constant of a jaxpr into a value of the domain.
-        call: as `apply`, for an equation that calls a jaxpr; None to follow it into the jaxpr.
+        call: (equation that calls a jaxpr, values) -> values of its results; None to follow it into the jaxpr.
     """
 
     apply: Callable[[Any, list[Any], tuple[Any, ...]], Sequence[Any]]
     is_constant: Callable[[Any], bool]
     fold: Callable[[Any, list[Any]], Sequence[Any]] = apply_primitive
     lift: Callable[[Any], Any] = lambda constant: constant
-    call: Callable[[Any, list[Any], tuple[Any, ...]], Sequence[Any] | None] = lambda eqn, values, callers: None
+    call: Callable[[Any, list[Any]], Sequence[Any] | None] = lambda eqn, values: None
 
 
 def interpret(
@@ -44,7 +44,7 @@ def interpret(
     for eqn in jaxpr.eqns:
         values = [read(atom) for atom in eqn.invars]
         inner = called_jaxpr(eqn) if describe_primitive(eqn).kind is Kind.CALL else None
-        known = domain.call(eqn, values, callers) if inner is not None else None
+        known = domain.call(eqn, values) if inner is not None else None
         if inner is not None:
             results: Sequence[Any] = interpret(domain, *inner, values, (eqn, *callers)) if known is None else known
         elif all(map(domain.is_constant, values)) and not eqn.effects:

@@ -23,6 +23,7 @@ __all__ = [
     "NotAnalytic",
     "Range",
     "hull",
+    "lossy_conversion",
     "result_range",
     "softplus_range",
     "support_range",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _HUGE = 1e20
+_NUM_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 _MODERATE = 700.0  # the exponential of a number below this neither underflows nor overflows
 
 
@@ -239,25 +241,22 @@ def _triangular_solve(eqn: Any, matrix: Range, constant: Any) -> Range:
     return EVERYTHING
 
 
-def _convert(eqn: Any, x: Range) -> Range:
+def lossy_conversion(eqn: Any) -> str:
+    """Return why a conversion of real numbers to another dtype loses digits; "" if it loses none."""
     old, new = np.dtype(eqn.invars[0].aval.dtype), eqn.params["new_dtype"]
     if old.kind in "biu":
-        return x
-    if not is_float(new):
-        raise NotAnalytic(f"conversion of a quantity that depends on latents to {np.dtype(new).name}")
-    if num_digits(new) < num_digits(old):
-        raise NotAnalytic(f"rounding of a quantity that depends on latents from {old.name} to {np.dtype(new).name}")
+        return ""
+    if not (np.issubdtype(new, np.floating) or np.dtype(new).name in _NUM_DIGITS):
+        return f"conversion of a quantity that depends on latents to {np.dtype(new).name}"
+    if _NUM_DIGITS.get(np.dtype(new).name, 0) < _NUM_DIGITS.get(old.name, 0):
+        return f"rounding of a quantity that depends on latents from {old.name} to {np.dtype(new).name}"
+    return ""
+
+
+def _convert(eqn: Any, x: Range) -> Range:
+    reason = lossy_conversion(eqn)
+    _require(not reason, reason)
     return x
-
-
-def is_float(dtype: Any) -> bool:
-    """Return whether a dtype is one of floating point numbers."""
-    return np.issubdtype(dtype, np.floating) or np.dtype(dtype).name == "bfloat16"
-
-
-def num_digits(dtype: Any) -> int:
-    """Return the number of binary digits of a floating point number."""
-    return {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}.get(np.dtype(dtype).name, 0)
 
 
 Rule = Callable[[Any, Sequence[Range], Sequence[Any], bool], Any]

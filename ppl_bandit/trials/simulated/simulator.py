@@ -218,6 +218,7 @@ def check_units(design: Design, draw_table: Callable[[], np.ndarray]) -> None:
     """
     deltas = [rule for rule in design.rules if rule.name in ("equivalence", "futility")]
     given = [(rule.name, "delta", rule.settings["delta"]) for rule in deltas]
+    given += [("superiority", "margin", design.margin)] if design.margin else []
     given += [(rule.name, "below", np.max(rule.threshold)) for rule in design.rules if rule.name == "expected_loss"]
     if not given:
         return
