@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.live.alarm_processes import (
@@ -153,7 +154,7 @@ class AlarmWatch:
             elif kind == "drift" and len(self.settings.outcomes) > 1:
                 note = f"outcome {self.settings.outcomes[outcome]}: "
             figure = math.exp(min(ring.highest, 700.0)) if ring.highest < math.inf else math.inf
-            whose = None if arm is None else names[arm]
+            whose = None if arm is None else shown_name(names[arm])
             level = 1.0 / ring.threshold
             rows.append((kind, whose, ring.since, figure, ring.threshold, level, note + _REMEDIES[kind]))
         checked = [kind for kind in _REMEDIES if self._is_checked(kind, learner)]
