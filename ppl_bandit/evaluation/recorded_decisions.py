@@ -14,7 +14,6 @@ from ppl_bandit.journal.events import IMPORTED, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["decisions_from_experiment", "decisions_from_journal"]
@@ -26,8 +25,7 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     Raises:
         JournalError: if its journal was edited.
     """
-    if isinstance(experiment.store, SqlStore):
-        experiment.store.check(experiment.name)
+    experiment.store.check(experiment.name)
     task = experiment.catch_up().task
     events = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
     found = _from_events(*events, task.arms.names, task.model.outcomes, outcome, task.model, task.late)

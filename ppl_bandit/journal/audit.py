@@ -10,7 +10,7 @@ from ppl_bandit.journal.decision_events import PENDING_STATUS, REWARDED_STATUS, 
 from ppl_bandit.journal.events import DECIDED, IMPORTED, Event, group_by_decision
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import ReadingEvent, Store
+from ppl_bandit.journal.stores.store import ReadingEvent
 from ppl_bandit.types import UnknownDecision
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
         }
 
 
-def decision_records(store: Store, name: str, columns: Sequence[str], after: int = 0) -> Iterator[dict[str, Any]]:
+def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: int = 0) -> Iterator[dict[str, Any]]:
     """Yield one JSON row per decision beyond a position, in the order of the stream, without keeping them.
 
     Args:

@@ -29,8 +29,6 @@ __all__ = [
     "Checkpoint",
     "announced_checkpoints",
     "checkpoint_difference",
-    "learner_header",
-    "learner_trees",
     "load_checkpoint",
     "make_checkpoint",
     "restore_learner",
@@ -61,28 +59,37 @@ class Checkpoint(NamedTuple):
     next_number: int
 
 
-def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
+def save_checkpoint(experiment: Experiment) -> None:
     """Store the current posterior; an error of the database is ignored, because the stream holds the same information."""
     try:
-        store.write_checkpoint(experiment.name, *make_checkpoint(experiment, store, experiment.projection))
+        experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, experiment.projection))
     except JournalError:
         pass
 
 
-def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Projection) -> tuple[Event, bytes]:
+def make_checkpoint(
+    experiment: Experiment,
+    projection: Projection,
+    fields: Mapping[str, Any] | None = None,
+    trees: Mapping[str, Any] | None = None,
+) -> tuple[Event, bytes]:
     """Return the event that announces a checkpoint of a projection, and its contents.
 
     An event announces the digest of its contents, which hold the position and the digest of the last event that it has learnt,
     and the number of rows. So the chain of digests covers it.
+
+    Args:
+        fields: JSON values to store with it.
+        trees: pytrees of arrays to store with it.
     """
     learner, history = projection.learner, projection.history
-    header = learner_header(learner) | {
+    header = _learner_header(learner) | {
         "is_partial": projection.task.is_partial,
         "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
         "num_rows": len(history),
         "num_completed": history.num_completed,
         "position": projection.position,
-        "head": store.digest_at(experiment.name, projection.position),
+        "head": experiment.store.digest_at(experiment.name, projection.position),
         "next_number": experiment.num_decisions,
         "num_played": projection.num_played.tolist(),
         "retired": sorted(projection.retired),
@@ -90,7 +97,7 @@ def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Project
         "look": None if projection.look is None else dict(projection.look),
         "num_late": projection.num_late,
     }
-    contents = write_archive(header, learner_trees(learner))
+    contents = write_archive(header | dict(fields or {}), _learner_trees(learner) | dict(trees or {}))
     body = {"position": projection.position, "num_rows": len(history), "contents": _digest(contents)}
     return new_event(CHECKPOINT, body), contents
 
@@ -164,7 +171,7 @@ def checkpoint_difference(projection: Projection, header: Mapping[str, Any], tre
     return ""
 
 
-def learner_header(learner: Learner) -> dict[str, Any]:
+def _learner_header(learner: Learner) -> dict[str, Any]:
     """Return the fields of a learner that are JSON values."""
     return {
         "engine": learner.engine.explanation.engine,
@@ -176,7 +183,7 @@ def learner_header(learner: Learner) -> dict[str, Any]:
     }
 
 
-def learner_trees(learner: Learner) -> dict[str, Any]:
+def _learner_trees(learner: Learner) -> dict[str, Any]:
     """Return the fields of a learner that are pytrees of arrays."""
     return {"state": learner.state, "examples": learner.examples}
 
@@ -184,7 +191,7 @@ def learner_trees(learner: Learner) -> dict[str, Any]:
 def restore_learner(
     projection: Projection, header: Mapping[str, Any], trees: Mapping[str, list[Any] | None]
 ) -> Learner:
-    """Return the learner whose `learner_header` and `learner_trees` were stored.
+    """Return the learner whose `_learner_header` and `_learner_trees` were stored.
 
     Args:
         projection: its prior has the engine that the bandit was built with.

@@ -27,15 +27,14 @@ from ppl_bandit.journal.events import (
     new_event,
     new_id,
 )
+from ppl_bandit.journal.outcome_events import LearnRequest, Report, learn_requests
 from ppl_bandit.journal.projection import (
-    LearnRequest,
     Projection,
     edited_history,
     extend_history,
     forgotten,
     is_learnt_in_part,
     learn_events,
-    learn_requests,
     learning_in_part,
     refit,
     reward_changes,
@@ -44,16 +43,8 @@ from ppl_bandit.journal.projection import (
 from ppl_bandit.journal.repeats import Known, Repeat
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
-from ppl_bandit.journal.stores.store import (
-    Conflict,
-    DecisionNumberTaken,
-    JournalError,
-    Key,
-    KeyTaken,
-    ReadingEvent,
-    Store,
-    read_batches,
-)
+from ppl_bandit.journal.stores.sql import SqlStore, read_batches
+from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken, ReadingEvent
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
@@ -71,12 +62,12 @@ class Experiment:
         projection: before the first event.
         build: returns the task and the prior for a list of arms; called when arms are added.
         burn_in: number of decisions that each arm gets before the selector chooses among all.
-        identity: program and settings as recorded; None without a journal.
+        identity: program and settings as recorded; None if they are not recorded yet.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         name: str,
         projection: Projection,
         build: BuildTask,
@@ -84,7 +75,7 @@ class Experiment:
         identity: Mapping[str, Any] | None = None,
     ):
         self.store, self.name, self.burn_in = store, name, burn_in
-        self.projection = projection
+        self.projection = self.initial = projection
         self.identity = identity
         self.fold_lock = threading.RLock()  # a thread that replaces `projection` holds it
         self._learn = GroupedCalls[LearnRequest](self._learning_turn, self._learn_all)
@@ -239,20 +230,18 @@ class Experiment:
                     self._fold_own(recorded)
                     return recorded
 
-    def learn(
-        self, make_events: Callable[[Projection], list[Event]], repeat: Repeat | None = None
-    ) -> tuple[list[Event], Any, list[str]]:
-        """Learn from events and record them.
+    def learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any, list[str]]:
+        """Learn from what is reported, and record it.
 
         Args:
-            make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
+            report: what is reported; it may be refused, or be known.
             repeat: the id of the request and the arguments, if it may be repeated; then nothing is learnt again.
 
         Returns:
             The recorded events, the engine's diagnostics (None if nothing was learnt), and warnings for the user.
         """
         with call_within(self.store.timeout):
-            return self._learn(LearnRequest(make_events, repeat))
+            return self._learn(LearnRequest(report, repeat))
 
     def _learning_turn(self) -> contextlib.AbstractContextManager:
         """Return the context in which this process learns; with rivals, it waits until none of them learns."""
@@ -271,7 +260,7 @@ class Experiment:
                 projection = self.projection
                 asked = [request.repeat for request in requests if request.repeat is not None]
                 found = self.store.keys(self.name, [repeat.name for repeat in asked]) if asked else {}
-                planned = learn_requests(projection, requests, found)
+                planned = learn_requests(self.store, self.name, projection, requests, found)
                 if not planned:
                     return
                 events = [event for _, own, _ in planned for event in own]
@@ -511,7 +500,7 @@ class Experiment:
         return mask
 
 
-def rows_until(store: Store, name: str, position: int, projection: Projection) -> History:
+def rows_until(store: SqlStore, name: str, position: int, projection: Projection) -> History:
     """Return the rows that were learnt up to a position.
 
     Args:

@@ -53,6 +53,13 @@ class Journal:
             backend = PostgresBackend(place, timeout, read_only=read_only)
         self._label, self.store = backend.label, SqlStore(backend)
 
+    @classmethod
+    def of(cls, store: SqlStore, label: str) -> "Journal":
+        """Return a journal on a store that is open."""
+        journal = cls.__new__(cls)
+        journal._label, journal.store = label, store
+        return journal
+
     def __repr__(self) -> str:
         return f"Journal({self._label!r})"
 

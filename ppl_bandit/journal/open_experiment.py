@@ -10,14 +10,13 @@ from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_
 from ppl_bandit.journal.experiment import BuildTask, Experiment, rows_until
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions, program_source
 from ppl_bandit.journal.projection import Projection, initial_projection
-from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, ReadingEvent
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["ExperimentHeader", "open_experiment", "read_header"]
+__all__ = ["ExperimentHeader", "open_experiment", "read_header", "record_identity"]
 
 
 class ExperimentHeader(NamedTuple):
@@ -58,8 +57,8 @@ def read_header(store: SqlStore, name: str) -> ExperimentHeader:
 
 
 def _find_header(store: SqlStore, name: str) -> ExperimentHeader | None:
-    header = None
-    for event in store.settings(name):
+    header = None  # an experiment in memory may be opened after its first events
+    for event in sorted(store.settings(name), key=lambda event: event.kind != OPENED):
         with ReadingEvent(name, event.position):
             header = _fold_header(header, event)
     return header
@@ -83,8 +82,17 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
     return header._replace(names=body["arms"], retired=frozenset(body["retired"]), last_refit=last_refit)
 
 
+def record_identity(experiment: Experiment) -> None:
+    """Record the program and the settings of an experiment in memory, which begins without: a fingerprint takes a while."""
+    if experiment.identity is None:
+        task, prior = experiment.initial.task, experiment.initial.prior
+        experiment.identity = experiment_identity(task, prior.engine, experiment.burn_in)
+        experiment.store.append(experiment.name, [_identity_event(OPENED, task, experiment.identity)])
+    experiment.catch_up()
+
+
 def open_experiment(
-    store: MemoryStore | SqlStore,
+    store: SqlStore,
     name: str,
     task: Task,
     prior: Learner,
@@ -98,8 +106,6 @@ def open_experiment(
         JournalError: if the program or a setting differs from the recorded ones, or an event was edited or removed.
     """
     projection = initial_projection(task, prior)
-    if isinstance(store, MemoryStore):
-        return Experiment(store, name, projection, build, burn_in)
     header = _find_header(store, name)
     if header is None:
         store.check(name)

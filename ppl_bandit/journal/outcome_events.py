@@ -6,10 +6,10 @@ others when they come. An outcome that the program masks, given
 those that are known, does not matter; it is recorded as 0, which counts for nothing. Late entries of the context come with the
 reward, and the row is learnt with them.
 
-Each function returns a function Projection -> events, which `Experiment.learn` calls with the latest projection.
+What is reported is a value with a method `events`, which `Experiment.learn` calls with the latest projection.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,17 +26,18 @@ from ppl_bandit.journal.decision_events import (
     fold_decision,
 )
 from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
-from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.projection import Projection, context_from_leaves
+from ppl_bandit.journal.projection import LearningStep, Projection, context_from_leaves, extend_history, learn_events
+from ppl_bandit.journal.repeats import Repeat
+from ppl_bandit.journal.stores.grouped_calls import Request
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision
 
-__all__ = ["MakeEvents", "Reported", "discard_events", "expiry_events", "import_events", "reward_events"]
-
-MakeEvents = Callable[[Projection], list[Event]]
+__all__ = ["Discard", "Expiry", "Import", "LearnRequest", "Report", "Reported", "Rewards", "learn_requests"]
 
 
 class Reported(NamedTuple):
@@ -57,62 +58,71 @@ class Reported(NamedTuple):
     propensity: float | None = None
 
 
-def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_correction: bool) -> MakeEvents:
-    """Make the events of rewards, {decision: what is reported}."""
+class Rewards(NamedTuple):
+    """Rewards of decisions, {decision: what is reported}."""
 
-    def make(projection: Projection) -> list[Event]:
-        records, batch = _records(experiment, list(rewards)), new_id()
+    reported: Mapping[str, Reported]
+    is_correction: bool = False
+
+    def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
+        """Return the events to record; none for what is known."""
+        task, records, batch = projection.task, _records(store, name, list(self.reported)), new_id()
         events = []
-        for id, reported in rewards.items():
-            event = _reward_event(projection, records[id], reported, is_correction, batch)
+        for id, reported in self.reported.items():
+            event = _reward_event(projection, records[id], reported, self.is_correction, batch)
             if event is not None:
                 if not event.settles:
-                    task, record = projection.task, records[id]
-                    context = context_from_leaves(task.model, record.context)
+                    context = context_from_leaves(task.model, records[id].context)
                     _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
                 events.append(event)
         return events
 
-    return make
+
+class Import(NamedTuple):
+    """Rows that another system decided, with the probability of each play if it is known."""
+
+    rows: Rows
+    propensity: np.ndarray | None = None
+
+    def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
+        """Return the event to record."""
+        arms, rewards, contexts, _ = jax.tree.map(np.array, self.rows)  # copies: the caller may change the arrays
+        leaves = None if contexts is None else jax.tree.leaves(contexts)
+        body = {"arms": arms, "rewards": rewards, "contexts": leaves}
+        return [new_event(IMPORTED, body if self.propensity is None else body | {"propensity": self.propensity})]
 
 
-def import_events(rows: Rows, propensity: np.ndarray | None = None) -> MakeEvents:
-    """Make the event of rows that another system decided, with the probability of each play if it is known."""
-    body: dict[str, Any] = {  # arrays: only a store that writes JSON converts them to lists
-        "arms": np.array(rows.arms),
-        "rewards": {name: np.array(values) for name, values in rows.rewards.items()},
-        "contexts": None if rows.contexts is None else [np.array(leaf) for leaf in jax.tree.leaves(rows.contexts)],
-    }
-    if propensity is not None:
-        body["propensity"] = propensity
-    return lambda projection: [new_event(IMPORTED, body)]
+class Discard(NamedTuple):
+    """Decisions that will get no reward."""
 
+    decisions: Sequence[str]
+    is_correction: bool = False
 
-def discard_events(experiment: Experiment, decisions: Sequence[str], is_correction: bool) -> MakeEvents:
-    """Make the events of decisions that will get no reward."""
-
-    def make(projection: Projection) -> list[Event]:
-        records, batch = _records(experiment, decisions), new_id()
+    def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
+        """Return the events to record; none for decisions that were discarded before."""
+        records, batch = _records(store, name, self.decisions), new_id()
         for id, record in records.items():
-            if record.status == REWARDED_STATUS and not is_correction:
+            if record.status == REWARDED_STATUS and not self.is_correction:
                 raise AlreadyRewarded(
                     f"decision {id!r} has the reward {_format(record.reward)}: pass correct=True to remove it"
                 )
         open_records = [record for record in records.values() if record.status != DISCARDED_STATUS]
-        return [_discard_event(record, batch, "discarded", is_correction) for record in open_records]
-
-    return make
+        return [_discard_event(record, batch, "discarded", self.is_correction) for record in open_records]
 
 
-def expiry_events(experiment: Experiment, until: float, reward: Reported | None) -> MakeEvents:
-    """Make the events of pending decisions made until a time: discarded, or rewarded with given values.
+class Expiry(NamedTuple):
+    """All pending decisions made until a time: discarded, or rewarded with given values.
 
     Outcomes and late entries that were reported before are kept.
     """
 
-    def make(projection: Projection) -> list[Event]:
-        pending = [str(event.decision) for event in experiment.store.pending(experiment.name, until)]
-        records, batch = _records(experiment, pending), new_id()
+    until: float
+    reward: Reported | None
+
+    def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
+        """Return the events to record."""
+        reward, pending = self.reward, [str(event.decision) for event in store.pending(name, self.until)]
+        records, batch = _records(store, name, pending), new_id()
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
         events = list[Event]()
@@ -126,18 +136,78 @@ def expiry_events(experiment: Experiment, until: float, reward: Reported | None)
                 events.append(event._replace(body=event.body | {"expired": True}))
         return events
 
-    return make
+
+Report = Rewards | Import | Discard | Expiry
 
 
-def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, DecisionRecord]:
-    found = experiment.store.find(experiment.name, decisions)
+class LearnRequest(Request):
+    """A thread's call that learns from what is reported; the result is the recorded events, diagnostics and warnings.
+
+    Args:
+        report: what is reported.
+        repeat: see `Experiment.learn`.
+    """
+
+    def __init__(self, report: Report, repeat: Repeat | None = None):
+        self.report, self.repeat = report, repeat
+
+
+def learn_requests(
+    store: SqlStore, name: str, projection: Projection, requests: Sequence[LearnRequest], found: Mapping[str, Key]
+) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
+    """Learn from the events of several calls, one after another; return those to record.
+
+    Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
+    group, because other events are checked against those that are recorded; a request that must wait is left as it is.
+
+    Args:
+        found: the recorded keys of the requests that may be repeated.
+    """
+    planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
+    decisions: set[str | None] = {None}  # rows of no decision are learnt alone
+    for request in requests:
+        if request.is_done:
+            continue
+        try:
+            if request.repeat is not None and any(
+                other.repeat is not None and other.repeat.name == request.repeat.name for other, _, _ in planned
+            ):
+                continue  # it is a repetition of a request in the group
+            is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
+            events = [] if is_repeated else request.report.events(store, name, projection)
+            if not events:
+                request.result = [], None, []
+                continue
+            is_grouped = len(requests) > 1 and _are_first_rewards(events, decisions)
+            if planned and not is_grouped:
+                continue
+            step = learn_events(projection, events)
+        except Exception as error:
+            request.error = error
+            continue
+        planned.append((request, events, step))
+        if not is_grouped:
+            break
+        decisions.update(event.decision for event in events)
+        # The positions are not known yet: no later step of the group reads them.
+        projection = step.projection
+        projection = projection._replace(history=extend_history(projection.history, step.rows, events))
+    return planned
+
+
+def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> bool:
+    """Return whether all events are the first rewards of decisions other than some."""
+    is_new = all(event.kind == REWARDED and event.body.get("of") is None for event in events)
+    return is_new and decisions.isdisjoint({event.decision for event in events})
+
+
+def _records(store: SqlStore, name: str, decisions: Sequence[str]) -> dict[str, DecisionRecord]:
+    found = store.find(name, decisions)
     for id in decisions:
         if id not in found:
-            num_dropped = getattr(experiment.store, "num_dropped", 0)
-            dropped = f", or is one of the {num_dropped} oldest that memory no longer holds (a journal keeps all)"
             raise UnknownDecision(
-                f"decision {id!r} was not made by this bandit{dropped if num_dropped else ''}: pass one of its decisions, or "
-                "arm= and context= for a play that another system decided"
+                f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
+                "another system decided"
             )
     return {id: fold_decision(found[id]) for id in decisions}
 

@@ -5,16 +5,14 @@ a row, update the posterior. An edit
 refits the posterior to the edited history from the prior, in one batch, so that a corrected reward leaves no trace.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
-from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.journal.stores.personal import ERASED
-from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, Rows, start
@@ -164,67 +162,6 @@ def learning_in_part(projection: Projection) -> Projection:
         )
     task = projection.task._replace(is_partial=True)
     return projection._replace(task=task, prior=start(task, task.factory))
-
-
-class LearnRequest(Request):
-    """A thread's call that learns from events; the result is the recorded events, the engine's diagnostics and warnings.
-
-    Args:
-        make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
-        repeat: see `Experiment.learn`.
-    """
-
-    def __init__(self, make_events: Callable[[Projection], list[Event]], repeat: Any = None):
-        self.make_events, self.repeat = make_events, repeat
-
-
-def learn_requests(
-    projection: Projection, requests: Sequence[LearnRequest], found: Mapping[str, Key]
-) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
-    """Learn from the events of several calls, one after another; return those to record.
-
-    Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
-    group, because other events are checked against those that are recorded; a request that must wait is left as it is.
-
-    Args:
-        found: the recorded keys of the requests that may be repeated.
-    """
-    planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
-    decisions: set[str | None] = {None}  # rows of no decision are learnt alone
-    for request in requests:
-        if request.is_done:
-            continue
-        try:
-            if request.repeat is not None and any(
-                other.repeat is not None and other.repeat.name == request.repeat.name for other, _, _ in planned
-            ):
-                continue  # it is a repetition of a request in the group
-            is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
-            events = [] if is_repeated else request.make_events(projection)
-            if not events:
-                request.result = [], None, []
-                continue
-            is_grouped = len(requests) > 1 and _are_first_rewards(events, decisions)
-            if planned and not is_grouped:
-                continue
-            step = learn_events(projection, events)
-        except Exception as error:
-            request.error = error
-            continue
-        planned.append((request, events, step))
-        if not is_grouped:
-            break
-        decisions.update(event.decision for event in events)
-        # The positions are not known yet: no later step of the group reads them.
-        projection = step.projection
-        projection = projection._replace(history=extend_history(projection.history, step.rows, events))
-    return planned
-
-
-def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> bool:
-    """Return whether all events are the first rewards of decisions other than some."""
-    is_new = all(event.kind == REWARDED and event.body.get("of") is None for event in events)
-    return is_new and decisions.isdisjoint({event.decision for event in events})
 
 
 def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:

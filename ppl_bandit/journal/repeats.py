@@ -17,7 +17,8 @@ from ppl_bandit.journal.decision_events import DISCARDED_STATUS, fold_decision
 from ppl_bandit.journal.events import Event, encode
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.personal import unit_key
-from ppl_bandit.journal.stores.store import Key, Store
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.types import RequestIdReused
 
 __all__ = ["Ask", "Known", "Repeat", "check_repeat", "check_unit", "find_known", "new_key", "request_key"]
@@ -132,7 +133,7 @@ def new_key(name: str, expected: Key | None, owner: str | None, arguments: Any) 
 
 
 def find_known(
-    store: Store,
+    store: SqlStore,
     experiment: str,
     asks: Sequence[Ask],
     projection: Projection,

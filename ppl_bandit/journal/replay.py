@@ -14,8 +14,8 @@ from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.stores.personal import ERASED
-from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import ReadingEvent, Store, read_batches
+from ppl_bandit.journal.stores.sql import SqlStore, read_batches
+from ppl_bandit.journal.stores.store import ReadingEvent
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.types import Selection
@@ -44,7 +44,7 @@ class ReplayResult(NamedTuple):
 
 
 def replay(
-    store: Store,
+    store: SqlStore,
     name: str,
     after: int,
     task: Task,
@@ -121,7 +121,7 @@ def replay(
     return ReplayResult(num_decisions, num_checked, num_erased=num_erased)
 
 
-def _find_late_decisions(store: Store, name: str, after: int) -> tuple[dict[int, int], int]:
+def _find_late_decisions(store: SqlStore, name: str, after: int) -> tuple[dict[int, int], int]:
     """Return {position of a late decision: position of the first event that it had not read}, and the number of decisions."""
     not_decisions: list[int] = []
     late: dict[int, int] = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
-from ppl_bandit.journal.stores.store import Store
+from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.live.alarm_processes import (
     concentration_process,
     drift_process,
@@ -113,7 +113,7 @@ class AlarmWatch:
         missing_process(np.zeros(0), np.zeros(0), settings.missing)  # raises for a share outside (0, 1)
 
     def read(
-        self, store: Store, name: str, now: float, model: RewardModel | None = None, learner: Learner | None = None
+        self, store: SqlStore, name: str, now: float, model: RewardModel | None = None, learner: Learner | None = None
     ) -> None:
         """Fold the events since the last call.
 

@@ -24,19 +24,23 @@ from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
-from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
+from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment
-from ppl_bandit.journal.outcome_events import MakeEvents, Reported, discard_events, expiry_events
-from ppl_bandit.journal.projection import LearnRequest, Projection, context_from_leaves
+from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Report, Reported
+from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
-from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.memory import MemoryBackend
 from ppl_bandit.journal.stores.personal import unit_key
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
-from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
+from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
+from ppl_bandit.live.files.saved_bandit import read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.reward_rows import learn_rows
@@ -160,9 +164,16 @@ class Bandit(ReadableBandit):
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names), not isinstance(program, RewardModel))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
-        store = MemoryStore() if self._journal is None else self._journal.store
-        self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
-        self._owns_journal = self._journal is not journal
+        self._owns_store = self._journal is None or self._journal is not journal
+        if (
+            self._journal is None
+        ):  # nothing was recorded before: without the fingerprint of an identity, this takes no time
+            projection = initial_projection(task, prior)
+            self._experiment = Experiment(SqlStore(MemoryBackend()), name, projection, self._build, burn_in)
+        else:
+            self._experiment = open_experiment(
+                self._journal.store, name, task, prior, self._build, burn_in, allow_changed
+            )
         uninformative = [self.arms[arm] for arm in outcome_information(self._reward_model).uninformative]
         if uninformative:
             warnings.warn(uninformative_arms_note(uninformative), stacklevel=2)
@@ -342,7 +353,7 @@ class Bandit(ReadableBandit):
             if decision is None:
                 self._catch_up()
             given = decision, reward, arm, context, correct, shown, propensity
-            return self._learn(one_reward(self._experiment, *given), repeat_of(request_id, given))[1]
+            return self._learn(one_reward(self._task, *given), repeat_of(request_id, given))[1]
 
     def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
         """Learn from many rewards at once; one that is refused leaves the others as they are.
@@ -374,7 +385,7 @@ class Bandit(ReadableBandit):
         request_id: str | None = None,
     ) -> LearnRequest:
         given = decision, reward, arm, context, correct, shown, propensity
-        return LearnRequest(one_reward(self._experiment, *given), repeat_of(request_id, given))
+        return LearnRequest(one_reward(self._task, *given), repeat_of(request_id, given))
 
     def update_many(
         self,
@@ -414,7 +425,7 @@ class Bandit(ReadableBandit):
         if decisions is None:
             self._catch_up()
         given = (frame, arm, reward, decisions, arms, rewards, contexts, propensity, correct)
-        return self._learn(many_rewards(self._experiment, *given))[1]
+        return self._learn(many_rewards(self._task, *given))[1]
 
     def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:
         """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has.
@@ -422,7 +433,7 @@ class Bandit(ReadableBandit):
         Outcomes that were learnt already stay, unless `correct` removes them.
         """
         correct = check_flag(correct, "correct")
-        self._learn(discard_events(self._experiment, decision_ids(decision), correct))
+        self._learn(Discard(decision_ids(decision), correct))
 
     def expire(self, older_than: Any = None, reward: Any = None, *, context: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.
@@ -442,7 +453,7 @@ class Bandit(ReadableBandit):
         until = time.time() - as_seconds(older_than, "older_than")
         late, _ = check_late_values(self.model, self._late, context, None, "context")
         values = None if reward is None else Reported(reward_values(self.model, reward), late)
-        return len(self._learn(expiry_events(self._experiment, until, values))[0])
+        return len(self._learn(Expiry(until, values))[0])
 
     def _expire_overdue(self) -> int:
         """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
@@ -456,9 +467,7 @@ class Bandit(ReadableBandit):
         if not experiment.store.pending(*place):
             experiment.settled_until = experiment.store.first_after(*place) - 1
             return 0
-        return len(
-            self._learn(expiry_events(self._experiment, until, None if default is None else Reported(default)))[0]
-        )
+        return len(self._learn(Expiry(until, None if default is None else Reported(default)))[0])
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.
@@ -470,10 +479,7 @@ class Bandit(ReadableBandit):
         if unit is None:
             raise ValueError("unit is missing: give the unit to erase")
         owner, experiment = unit_key(str(check_unit(unit, "unit"))), self._experiment
-        if self._journal is None:
-            return experiment.erase(owner, lambda projection: (new_event(CHECKPOINT, {}), b""))
-        store = self._journal.store
-        return experiment.erase(owner, lambda projection: make_checkpoint(experiment, store, projection))
+        return experiment.erase(owner, lambda projection: make_checkpoint(experiment, projection))
 
     def add_arm(self, name: str | None = None) -> Any:
         """Add an arm, which starts at its prior, or bring back a retired one; return its name.
@@ -510,9 +516,9 @@ class Bandit(ReadableBandit):
             self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
 
     def save(self, path: str | PathLike) -> None:
-        """Write the bandit to one file, without pickle; an existing file is replaced atomically.
+        """Write a copy of the bandit's journal, with a checkpoint, to one SQLite file; an existing file is replaced atomically.
 
-        A bandit loaded from the file is independent of this one and of its journal.
+        A bandit loaded from the file is independent of this one and of its journal. `ppl-bandit journal` reads the file, too.
         """
         self._catch_up()
         save_bandit(path, self._experiment)
@@ -540,10 +546,17 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the file was altered, or the program or a setting differs.
         """
-        saved = SavedBandit.read(path)
-        bandit = cls(program, **saved.arguments(context, engine, selector))
-        saved.restore(bandit._experiment, check_flag(allow_changed, "allow_changed"))
-        return bandit
+        allow_changed = check_flag(allow_changed, "allow_changed")
+        if is_earlier_file(path):
+            earlier = EarlierFile.read(path)
+            bandit = cls(program, **earlier.arguments(context, engine, selector))
+            earlier.restore(bandit._experiment, allow_changed)
+            return bandit
+        journal, name, arguments = read_bandit(path, context, engine, selector)
+        try:
+            return cls(program, journal=journal, name=name, allow_changed=allow_changed, **arguments)
+        except JournalError as error:
+            raise ValueError(str(error)) from None
 
     def close(self) -> None:
         """Store the posterior, so that the experiment opens at once, and close the journal; later calls raise JournalError.
@@ -555,9 +568,8 @@ class Bandit(ReadableBandit):
         self._check_process()
         self._checkpoint(2)  # one event is that of the last checkpoint itself
         self._is_closed = True
-        if self._owns_journal:
-            assert self._journal is not None
-            self._journal.close()
+        if self._owns_store:
+            self._experiment.store.close()
 
     def __enter__(self) -> "Bandit":
         return self
@@ -590,10 +602,10 @@ class Bandit(ReadableBandit):
         projection = super()._catch_up(wait=wait)
         return self._experiment.projection if self._expire_overdue() else projection
 
-    def _learn(self, make_events: MakeEvents, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
-        """Record events and learn from them; return the events and the engine's diagnostics. An error changes nothing."""
+    def _learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
+        """Record what is reported and learn from it; return the events and the diagnostics. An error changes nothing."""
         self._check_process()
-        recorded, info, notes = self._experiment.learn(make_events, repeat)
+        recorded, info, notes = self._experiment.learn(report, repeat)
         self._checkpoint(_EVENTS_PER_CHECKPOINT)
         for note in notes:
             warnings.warn(note, stacklevel=3)
@@ -603,9 +615,9 @@ class Bandit(ReadableBandit):
         """Store the posterior if the journal has got so many events since the last time."""
         experiment = self._experiment
         position = experiment.projection.position
-        if self._journal is not None and position >= experiment.checkpoint_position + num_events:
+        if position >= experiment.checkpoint_position + num_events:
             experiment.checkpoint_position = position  # other threads go on
-            save_checkpoint(experiment, self._journal.store)
+            save_checkpoint(experiment)
 
     def _decision(self, projection: Projection, event: Event) -> Decision:
         if isinstance(event.body["propensities"], list):  # it was recorded before

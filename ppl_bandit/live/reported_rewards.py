@@ -1,4 +1,4 @@
-"""Check the arguments of `Bandit.update` and `Bandit.update_many`, and turn them into events."""
+"""Check the arguments of `Bandit.update` and `Bandit.update_many`, and return what they report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,7 @@ from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
 from ppl_bandit.inputs.numbers import as_numbers
-from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.outcome_events import MakeEvents, Reported, import_events, reward_events
+from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.task import Task
@@ -22,7 +21,7 @@ __all__ = ["many_rewards", "one_reward", "reported_reward", "reward_values"]
 
 
 def one_reward(
-    experiment: Experiment,
+    task: Task,
     decision: Any,
     reward: Any,
     arm: Any,
@@ -30,16 +29,16 @@ def one_reward(
     correct: bool,
     shown: Any = None,
     propensity: Any = None,
-) -> MakeEvents:
-    """Return the events of `Bandit.update`; the arguments are its arguments."""
-    task, correct = experiment.projection.task, check_flag(correct, "correct")
+) -> Report:
+    """Return what is reported by `Bandit.update`; the arguments are its arguments."""
+    correct = check_flag(correct, "correct")
     if reward is None:
         raise ValueError("reward is missing")
     if decision is not None:
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
         reported = reported_reward(task, decision, reward, context, shown, propensity)
-        return reward_events(experiment, reported, correct)
+        return Rewards(reported, correct)
     if shown is not None or propensity is not None:
         raise ValueError(
             "shown= and propensity= need a decision: without one, give arm=, or update_many(arms=, propensity=)"
@@ -52,7 +51,7 @@ def one_reward(
     context = check_contexts(task.model, context, None, "context")
     rewards = check_rewards(task.model, reward, None, "reward")
     contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-    return import_events(Rows(np.array([index]), rewards, contexts))
+    return Import(Rows(np.array([index]), rewards, contexts))
 
 
 def reported_reward(
@@ -85,7 +84,7 @@ def _check_shown(task: Task, decision: Any, shown: Any, propensity: Any) -> tupl
 
 
 def many_rewards(
-    experiment: Experiment,
+    task: Task,
     frame: Any,
     arm: str,
     reward: str | Mapping[str, str] | None,
@@ -95,9 +94,9 @@ def many_rewards(
     contexts: Any,
     propensity: Any,
     correct: bool,
-) -> MakeEvents:
-    """Return the events of `Bandit.update_many`; the arguments are its arguments."""
-    task, correct = experiment.projection.task, check_flag(correct, "correct")
+) -> Report:
+    """Return what is reported by `Bandit.update_many`; the arguments are its arguments."""
+    correct = check_flag(correct, "correct")
     if frame is not None:
         if not is_frame(frame) or any(value is not None for value in (decisions, arms, rewards)):
             raise ValueError(
@@ -119,7 +118,7 @@ def many_rewards(
             id: Reported(own, _row(entries[0], row), _row(entries[1], row))
             for row, (id, own) in enumerate(values.items())
         }
-        return reward_events(experiment, reported, correct)
+        return Rewards(reported, correct)
     if correct:
         raise ValueError("correct=True needs decisions=: plays that another system decided cannot be found again")
     indices = task.arms.indices(arms)
@@ -127,7 +126,7 @@ def many_rewards(
         raise ValueError("arms is empty: give at least one row")
     checked = check_rewards(task.model, rewards, indices.size, "rewards")
     rows = Rows(indices, checked, check_contexts(task.model, contexts, indices.size, "contexts"))
-    return import_events(rows, None if propensity is None else _check_propensity(propensity, indices.size))
+    return Import(rows, None if propensity is None else _check_propensity(propensity, indices.size))
 
 
 def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) -> dict[str, float]:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.outcome_events import Reported, reward_events
-from ppl_bandit.journal.projection import LearnRequest
+from ppl_bandit.journal.outcome_events import LearnRequest, Reported, Rewards
 from ppl_bandit.live.decisions import decision_ids
 from ppl_bandit.live.reported_rewards import reported_reward
 
@@ -43,7 +42,7 @@ def learn_rows(
             refused = []
             for part, result in zip(parts, results, strict=True):
                 if isinstance(result, Exception) and len(part.rows) > 1:
-                    refused += _halves(experiment, part)
+                    refused += _halves(part)
                     continue
                 recorded = set() if isinstance(result, Exception) else {event.decision for event in result}
                 for index, own in part.rows.items():
@@ -78,15 +77,15 @@ def _parts(
             seen.update(ids)
         except (ValueError, TypeError) as error:
             found[index] = error
-    return ([_together(experiment, together)] if together else []) + parts, later
+    return ([_together(together)] if together else []) + parts, later
 
 
-def _together(experiment: Experiment, rows: Mapping[int, Mapping[str, Reported]]) -> _Part:
+def _together(rows: Mapping[int, Mapping[str, Reported]]) -> _Part:
     reported = {id: one for own in rows.values() for id, one in own.items()}
-    return _Part(rows, LearnRequest(reward_events(experiment, reported, False)))
+    return _Part(rows, LearnRequest(Rewards(reported)))
 
 
-def _halves(experiment: Experiment, part: _Part) -> list[_Part]:
+def _halves(part: _Part) -> list[_Part]:
     items = list(part.rows.items())
     middle = len(items) // 2
-    return [_together(experiment, dict(half)) for half in (items[:middle], items[middle:])]
+    return [_together(dict(half)) for half in (items[:middle], items[middle:])]

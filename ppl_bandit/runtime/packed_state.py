@@ -33,10 +33,15 @@ class PackedLayout:
     def __init__(self, treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]):
         self.treedef, self.leaves = treedef, leaves
         self.separate = tuple(i for i, (shape, dtype) in enumerate(leaves) if not _fits(shape, dtype))
-        self.starts, start = [], 0
-        for i, (shape, _) in enumerate(leaves):
-            self.starts.append(start)
-            start += 0 if i in self.separate else math.prod(shape)
+        self.places, start = (
+            list[Any](),
+            0,
+        )  # index in the row, and whether the bits are reinterpreted; None if separate
+        for i, (shape, dtype) in enumerate(leaves):
+            stop = start + math.prod(shape)
+            index = slice(start, stop) if shape else start
+            self.places.append(None if i in self.separate else (index, shape, dtype, _is_wide(dtype)))
+            start = start if i in self.separate else stop
 
     @property
     def form(self) -> Any:
@@ -76,10 +81,14 @@ def unpack(packed: Packed) -> Any:
     """Undo `pack`: for a traced row inside a jitted function, otherwise to NumPy arrays and scalars."""
     layout, separate = packed.layout, iter(packed.separate)
     row = packed.row if is_tracer(packed.row) else np.asarray(packed.row)
-    leaves = [
-        next(separate) if i in layout.separate else _slice(row, start, shape, dtype)
-        for i, (start, (shape, dtype)) in enumerate(zip(layout.starts, layout.leaves, strict=True))
-    ]
+    leaves = list[Any]()
+    for place in layout.places:
+        if place is None:
+            leaves.append(next(separate))
+            continue
+        index, shape, dtype, is_wide = place
+        part = row[index].reshape(shape) if shape else row[index]
+        leaves.append(part.view(dtype) if is_wide else part.astype(dtype))
     return layout.treedef.unflatten(leaves)
 
 
@@ -93,11 +102,6 @@ def with_changes(changes: Any, before: Any) -> Any:
     return jax.tree.map(
         lambda new, old: old if new is None else new, changes, before, is_leaf=lambda leaf: leaf is None
     )
-
-
-def _slice(row: Any, start: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    part = row[start : start + math.prod(shape)].reshape(shape) if shape else row[start]
-    return part.view(dtype) if _is_wide(dtype) else part.astype(dtype)
 
 
 def _is_wide(dtype: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from ppl_bandit.journal.events import LOOKED
-from ppl_bandit.journal.stores.store import JournalError, read_batches
+from ppl_bandit.journal.stores.sql import read_batches
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.serving.batches import BatchQueue, Limits

@@ -70,3 +70,29 @@ def test_an_earlier_journal_opens_to_the_same_posterior_and_replays(name, tmp_pa
 def test_an_earlier_saved_bandit_loads_to_the_same_posterior():
     loaded = Bandit.load(FOLDER / "conjugate.bandit", OPTIONS["conjugate"]["program"], allow_changed=True)
     assert_same(numbers(loaded), load_numbers("conjugate"))
+
+
+def test_an_earlier_saved_bandit_is_saved_again_with_its_decisions(tmp_path):
+    program = OPTIONS["conjugate"]["program"]
+    loaded = Bandit.load(FOLDER / "conjugate.bandit", program, allow_changed=True)
+    loaded.save(tmp_path / "again.db")
+    again = Bandit.load(tmp_path / "again.db", program)
+    assert_same(numbers(again), load_numbers("conjugate"))
+    assert again.select().arm == loaded.select().arm
+    again.discard(again.pending().decision[0])
+
+
+def test_an_altered_earlier_file_is_refused(tmp_path):
+    path, program = tmp_path / "b.npz", OPTIONS["conjugate"]["program"]
+    whole = (FOLDER / "conjugate.bandit").read_bytes()
+    for contents in (whole + b"\0", whole + whole, whole[:-2] + b"\3\0abc"):
+        path.write_bytes(contents)
+        with pytest.raises(ValueError, match="other bytes precede or follow it"):
+            Bandit.load(path, program)
+    path.write_bytes(whole)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    name = next(name for name, array in arrays.items() if name != "header" and array.size and array.dtype.kind == "f")
+    np.savez(path, **(arrays | {name: arrays[name] + 1}))
+    with pytest.raises(ValueError, match="is not a saved bandit: its contents are not what was written"):
+        Bandit.load(path, program)

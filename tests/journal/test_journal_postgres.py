@@ -45,6 +45,7 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
     assert step(bandit, 1) == step(plain, 1)  # waits, and is recorded once
     decision, expected = bandit.select(), plain.select()
     server.stop()
+    monkeypatch.setattr(bandit._journal.store, "timeout", 1.0)
     monkeypatch.setattr(bandit._journal.store._backend, "timeout", 1.0)
     with pytest.raises(JournalError, match="may or may not have been recorded: call again") as error:
         bandit.update(decision, 1)

@@ -294,8 +294,8 @@ def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_pat
     bandit = conversion_bandit(conversion_parts, seed=3)
     play(bandit, 10, np.random.default_rng(0))
     waiting = bandit.select()
-    bandit.save(tmp_path / "bandit.npz")
-    loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
+    bandit.save(tmp_path / "bandit.db")
+    loaded = Bandit.load(tmp_path / "bandit.db", model, engine=engine)
     assert frozen(loaded) == frozen(bandit) and not loaded._task.draws
     for copy in (bandit, loaded):
         copy.update(waiting.id, 1)
@@ -311,8 +311,8 @@ def test_a_file_whose_posterior_has_another_layout_is_learnt_again(conversion_pa
     play(bandit, 10, np.random.default_rng(0))
     with monkeypatch.context() as patched:
         patched.setattr(checkpoints, "_state_form", lambda state: "the layout of another release")
-        bandit.save(tmp_path / "bandit.npz")
-    loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
+        bandit.save(tmp_path / "bandit.db")
+    loaded = Bandit.load(tmp_path / "bandit.db", model, engine=engine)
     assert loaded.num_rewards == 10
     for site, parameters in bandit.posterior_parameters().items():
         for name, values in parameters.items():
@@ -324,8 +324,8 @@ def test_contexts_and_open_decisions_survive_a_file(linear_parts, tmp_path):
     bandit = Bandit(model, engine=engine)
     waiting = bandit.select({"x": np.array([0.5, -0.5])})
     bandit.update(arm=1, reward=2.0, context={"x": [1.0, 2.0]})
-    bandit.save(tmp_path / "bandit.npz")
-    loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
+    bandit.save(tmp_path / "bandit.db")
+    loaded = Bandit.load(tmp_path / "bandit.db", model, engine=engine)
     loaded.update(waiting.id, 0.3)
     bandit.update(waiting, 0.3)
     assert frozen(loaded) == frozen(bandit)
@@ -344,7 +344,7 @@ def test_a_callers_later_edit_of_a_context_changes_nothing(linear_parts, tmp_pat
 
 def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion_parts, tmp_path):
     model, engine = conversion_parts
-    path = tmp_path / "bandit.npz"
+    path = tmp_path / "bandit.db"
     conversion_bandit(conversion_parts).save(path)
 
     def other(arm):
@@ -355,9 +355,9 @@ def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion
         Bandit.load(path, other, engine=engine)
     with pytest.raises(ValueError, match=r"selector: it was double_sampling\(.*\), now it is thompson\(\)"):
         Bandit.load(path, model, engine=engine, selector=selectors.thompson())
-    (tmp_path / "noise.npz").write_bytes(b"noise")
+    (tmp_path / "noise.db").write_bytes(b"noise")
     with pytest.raises(ValueError, match="is not a saved bandit"):
-        Bandit.load(tmp_path / "noise.npz", model)
+        Bandit.load(tmp_path / "noise.db", model)
     np.savez(tmp_path / "pickled.npz", header=np.array([{"format": "evil"}], dtype=object))
     with pytest.raises(ValueError, match="is not a saved bandit"):
         Bandit.load(tmp_path / "pickled.npz", model)

@@ -5,13 +5,14 @@ work that it asks for.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
 from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.journal.stores.personal import split, unit_key
 from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken
 
-__all__ = ["MAX_PARAMETERS", "AppendRequest", "Execute", "append_requests"]
+__all__ = ["MAX_PARAMETERS", "AppendRequest", "End", "Execute", "append_requests"]
 
 Execute = Callable[..., list[tuple]]
 
@@ -25,7 +26,8 @@ _LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMI
 _END = (
     f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
     "(SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads WHERE experiment = ?), "
-    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided')"
+    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided'), "
+    "(SELECT MAX(number) FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '')"
 )
 _NUMBER_TAKEN = (
     "EXISTS (SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '' "
@@ -33,12 +35,21 @@ _NUMBER_TAKEN = (
 )
 
 
+class End(NamedTuple):
+    """The end of a stream: its last position and digest, the last event but decisions, and the largest number of a decision."""
+
+    position: int
+    digest: str
+    last_not_decision: int
+    last_number: int
+
+
 class AppendRequest(Request):
     """Events that a thread wants to append; the result is the recorded events.
 
     Args:
-        after: see `Store.append`.
-        keys: see `Store.append`.
+        after: see `SqlStore.append`.
+        keys: see `SqlStore.append`.
         beside: given the recorded events, returns what the same transaction writes to other tables: statements with rows.
     """
 
@@ -53,47 +64,47 @@ class AppendRequest(Request):
         self.experiment, self.events, self.after, self.keys, self.beside = experiment, events, after, keys, beside
         self.is_tried = False
 
-    def numbers(self) -> tuple[int, int] | None:
-        """Return the first and the last number of its decisions in the empty lane; None if it has none."""
-        numbers = [int(event.number or 0) for event in self.events if event.kind == DECIDED and not event.lane]
-        return (min(numbers), max(numbers)) if numbers else None
+    def numbers(self) -> list[int]:
+        """Return the numbers of its decisions in the empty lane."""
+        return [int(event.number or 0) for event in self.events if event.kind == DECIDED and not event.lane]
 
 
 def append_requests(
-    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
-) -> list[list[Event] | Exception]:
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool, end: End | None
+) -> tuple[list[list[Event] | Exception], End]:
     """Append events and return, for each request, the events with their positions, or the reason why they were refused.
 
     Args:
         is_again: whether the transaction may have been committed before.
+        end: of the stream, if it is known.
+
+    Returns:
+        The results, and the end of the stream after them.
 
     Raises:
         JournalError: if events were removed from the end of the stream.
     """
-    ranges = [request.numbers() for request in requests]
-    given = [pair for pair in ranges if pair is not None]
-    columns = ", ".join([_END, *[_NUMBER_TAKEN] * len(given)])
-    parameters = [experiment] * 5 + [value for pair in given for value in (experiment, *pair)]
-    row = execute(f"SELECT {columns}", parameters)[0]
-    position, digest, last_not_decision = row[0] or 0, row[1] or "", row[4] or 0
-    _check_head(experiment, (position, digest), (row[2] or 0, row[3] or ""))
-    is_taken = iter(row[5:])
-    values = _find_keys(execute, experiment, requests)
+    if end is None:
+        row = execute(f"SELECT {_END}", [experiment] * 6)[0]
+        end = End(row[0] or 0, row[1] or "", row[4] or 0, -1 if row[5] is None else row[5])
+        _check_head(experiment, end[:2], (row[2] or 0, row[3] or ""))
+    position, digest, last_not_decision, last_number = end
+    values = _find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
     others: dict[str, list[tuple]] = {}
-    numbers_here: list[tuple[int, int]] = []
-    for request, pair in zip(requests, ranges, strict=True):
-        taken = pair is not None and bool(next(is_taken))
+    numbers_here: list[int] = []
+    for request in requests:
+        numbers = request.numbers()
         recorded = _find_recorded(execute, request) if is_again or request.is_tried else []
         request.is_tried = True
         if recorded:
             results.append(recorded)
         elif request.after is not None and last_not_decision > request.after:
             results.append(Conflict())
-        elif any(values.get(key.name) != key.expected for key in request.keys):
+        elif request.keys and any(values.get(key.name) != key.expected for key in request.keys):
             results.append(KeyTaken())
-        elif taken or (pair and any(pair[0] <= last and first <= pair[1] for first, last in numbers_here)):
+        elif numbers and min(numbers) <= last_number and _are_taken(execute, experiment, numbers, numbers_here):
             results.append(DecisionNumberTaken())
         else:
             for event in request.events:
@@ -108,9 +119,11 @@ def append_requests(
                 rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
                 recorded.append(event)
                 last_not_decision = last_not_decision if event.kind == DECIDED else position
-            numbers_here += [pair] if pair else []
-            values |= {key.name: key.value for key in request.keys}
+            if numbers:
+                numbers_here += numbers
+                last_number = max(last_number, *numbers)
             if request.keys:
+                values |= {key.name: key.value for key in request.keys}
                 others.setdefault(_NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
             for statement, own in request.beside(recorded) if request.beside is not None else ():
                 others.setdefault(statement, []).extend(own)
@@ -125,7 +138,13 @@ def append_requests(
         )
     for statement, own in others.items():
         execute(statement, own, True)
-    return results
+    return results, End(position, digest, last_not_decision, last_number)
+
+
+def _are_taken(execute: Execute, experiment: str, numbers: Sequence[int], numbers_here: Sequence[int]) -> bool:
+    """Return whether decisions with some numbers are recorded, or are about to be."""
+    row = execute(f"SELECT {_NUMBER_TAKEN}", (experiment, min(numbers), max(numbers)))[0]
+    return bool(row[0]) or not set(numbers).isdisjoint(numbers_here)
 
 
 def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -> None:

@@ -91,6 +91,12 @@ class PostgresBackend:
 
     blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
 
+    is_private = False
+
+    def data_version(self, execute: Execute) -> int | None:
+        """Return None: the end of a stream is read anew in every transaction."""
+        return None
+
     def scrub(self) -> None:
         """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
 

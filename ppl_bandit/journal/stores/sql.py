@@ -12,18 +12,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ppl_bandit.journal.events import CHECKPOINT, IMPORTED, Event, decode, digest_of, group_by_decision
-from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Execute, append_requests
+from ppl_bandit.journal.events import (
+    CHECKPOINT,
+    DECIDED,
+    IMPORTED,
+    REWARDED,
+    Event,
+    decode,
+    digest_of,
+    group_by_decision,
+)
+from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, End, Execute, append_requests
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
-from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
+from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
 from ppl_bandit.journal.stores.tables import COLUMNS, IS_SETTING, VERSION_WITH_HEADS, event_from_row
 
-__all__ = ["Backend", "Damage", "Result", "SqlStore"]
+__all__ = ["Backend", "Damage", "Result", "SqlStore", "read_batches"]
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
+_OFTEN = frozenset((DECIDED, REWARDED))
+_MAX_UNWRITTEN = 64  # a step in memory takes 0.1 ms longer with 1
 _PAGE = 10_000  # rows read at once to check the chain
 
 Result = TypeVar("Result")
@@ -47,6 +58,7 @@ class Backend(Protocol):
         timeout: seconds that a call may take.
         version: of the journal's tables.
         read_only: whether nothing can be written.
+        is_private: whether no other store can write.
         blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
     """
 
@@ -55,6 +67,10 @@ class Backend(Protocol):
     timeout: float
     version: int
     read_only: bool
+    is_private: bool
+
+    def data_version(self, execute: Execute) -> int | None:
+        """Return a number that changes if another connection writes; None if there is none."""
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
@@ -77,24 +93,39 @@ class Damage(NamedTuple):
 
 
 class SqlStore:
-    """Event streams in a database; see `Store`."""
+    """Event streams in a database, one per experiment. Threads may share a store."""
 
     def __init__(self, backend: Backend):
-        self._backend = backend
+        self._backend, self.timeout = backend, backend.timeout  # seconds that a call may take
         self._pid = os.getpid()
+        self._ends: dict[str, End] = {}  # of streams, as this store has left them at `_data_version`
+        self._data_version: int | None = None
+        self._unwritten: list[tuple[str, Event, End]] = []  # recorded events of a private store that no table has yet
         self._writing = threading.Lock()
         self._append = GroupedCalls[AppendRequest](lambda: held(self._writing), self._append_all)
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a call may take."""
-        return self._backend.timeout
 
     def append(
         self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
     ) -> list[Event]:
-        """Append events; threads that append at the same time share a transaction."""
+        """Append events, all or none, and return them with their positions; they are durable when this returns.
+
+        Threads that append at the same time share a transaction.
+
+        Args:
+            after: the last position that the caller has read; None if the events depend on no earlier event.
+            keys: to record with the events.
+
+        Raises:
+            KeyTaken: if a key has another value than expected.
+            Conflict: if the stream has an event other than a decision beyond `after`.
+            DecisionNumberTaken: if a decision in the empty lane has a number that is already recorded.
+        """
         with call_within(self.timeout):
+            if self._backend.is_private and not keys:
+                with held(self._writing):
+                    recorded = self._append_later(experiment, events, after)
+                if recorded:
+                    return recorded
             return self._append(AppendRequest(experiment, events, after, keys))
 
     def settings(self, experiment: str) -> list[Event]:
@@ -112,7 +143,16 @@ class SqlStore:
         limit: int | None = None,
         whole: bool = False,
     ) -> list[Event]:
-        """Return the events between two positions; with `kinds`, which excludes decisions, those of some kinds."""
+        """Return the events between two positions, both excluded, in order.
+
+        Args:
+            kinds: only events of these kinds, which exclude decisions.
+            whole: whether decisions have a body.
+        """
+        if self._backend.is_private:
+            end = self._end(experiment)
+            if end is not None and after >= end.position:
+                return []
         columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
         statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
         parameters: list[Any] = [experiment, after]
@@ -130,10 +170,14 @@ class SqlStore:
 
     def _events(self, experiment: str, rows: Sequence[tuple]) -> list[Event]:
         """Return the events in rows of `COLUMNS`, with their personal parts."""
+        if not rows:
+            return []
         events = [event_from_row(experiment, row) for row in rows]
         sealed = [event.position for event in events if "personal" in event.body]
+        if not sealed:
+            return events
         parts = self._personal(experiment, sealed)
-        for index, event in enumerate(events if sealed else ()):
+        for index, event in enumerate(events):
             if "personal" in event.body:
                 with ReadingEvent(experiment, event.position):
                     events[index] = joined(event, parts.get(event.position))
@@ -153,20 +197,20 @@ class SqlStore:
             found |= {row[0]: Personal(*row[1:]) for row in rows}
         return found
 
-    def keys(self, experiment: str, names: Sequence[str] | None) -> dict[str, Key]:
-        """Return the keys with some names, or all."""
-        every = "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ?"
-        if names is None:
-            return {row[0]: Key(*row) for row in self._query(every, experiment)}
+    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
+        """Return the keys with some names; unknown ones are left out."""
         found: dict[str, Key] = {}
         for start in range(0, len(names), MAX_PARAMETERS):
             some = names[start : start + MAX_PARAMETERS]
-            statement = f"{every} AND name IN ({', '.join('?' * len(some))})"
+            statement = (
+                "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ? AND name IN "
+                f"({', '.join('?' * len(some))})"
+            )
             found |= {row[0]: Key(*row) for row in self._query(statement, experiment, *some)}
         return found
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
-        """Return the events with a personal part of a unit."""
+        """Return the events with a personal part of a unit, given its key, that was not erased."""
         rows = self._query(
             f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND position IN "
             "(SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?) ORDER BY position",
@@ -202,8 +246,14 @@ class SqlStore:
         return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
-        """Return all events of some decisions."""
+        """Return all events of some decisions, in order; unknown decisions are left out."""
         found: dict[str, list[Event]] = defaultdict(list)
+        for _, event, _ in self._unwritten[:]:
+            if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
+                found[str(event.decision)].append(event)
+        if len(found) == len(decisions):
+            return dict(found)
+        found.clear()
         for start in range(0, len(decisions), MAX_PARAMETERS):
             some = decisions[start : start + MAX_PARAMETERS]
             rows = self._query(
@@ -218,7 +268,7 @@ class SqlStore:
         return dict(found)
 
     def first_after(self, experiment: str, until: float, after: int) -> int:
-        """See `Store.first_after`."""
+        """Return the first position beyond another of a decision made after a time; the next position if there is none."""
         statement = (
             "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
             "ORDER BY position LIMIT 1"
@@ -227,17 +277,17 @@ class SqlStore:
         return rows[0][0] if rows else self.last_position(experiment) + 1
 
     def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
-        """Return the decisions whose reward is pending."""
+        """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
         given = experiment, after, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", *given))
 
     def num_pending(self, experiment: str, until: float | None = None) -> int:
-        """Return the number of decisions whose reward is pending."""
+        """Return the number of decisions made until a time whose reward is pending."""
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", experiment, 0, 1e300 if until is None else until)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
-        """Return the events of every decision, or of so many beyond a position."""
+        """Return the events of every decision beyond a position, or of the first so many, grouped, oldest first."""
         if limit is None:
             return group_by_decision(self.read(experiment, after, whole=True))
         statement = (
@@ -257,7 +307,7 @@ class SqlStore:
         self._run(lambda execute, is_again: None, ["ppl_bandit ping"])
 
     def imported(self, experiment: str) -> list[Event]:
-        """Return the imported plays whose propensities were given."""
+        """Return the imported plays whose propensities were given, oldest first."""
         return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
 
     def checkpoints(self, experiment: str) -> list[tuple[int, bytes]]:
@@ -285,6 +335,27 @@ class SqlStore:
                     ],
                 )
             )
+
+    def copy_to(self, other: "SqlStore", experiment: str) -> None:
+        """Copy an experiment, as it is now, to a store that does not have it."""
+        heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", experiment)
+        position = heads[0][1] if heads else 0
+
+        def work(execute: Execute, is_again: bool) -> None:
+            for table in ("events", "personal", "checkpoints"):
+                statement = (
+                    f"SELECT * FROM ppl_bandit_{table} WHERE experiment = ? AND position > ? AND position <= ? "
+                    "ORDER BY position LIMIT ?"
+                )
+                after = 0
+                while rows := self._query(statement, experiment, after, position, _PAGE):
+                    after = rows[-1][1]
+                    execute(f"INSERT INTO ppl_bandit_{table} VALUES ({', '.join('?' * len(rows[0]))})", rows, True)
+            keys = self._query("SELECT * FROM ppl_bandit_keys WHERE experiment = ?", experiment)
+            execute("INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?)", keys, True)
+            execute("INSERT INTO ppl_bandit_heads VALUES (?, ?, ?)", heads, True)
+
+        other._run(work, [experiment])
 
     def digest_at(self, experiment: str, position: int) -> str:
         """Return the digest of an event; the empty text for position 0, or if there is no such event."""
@@ -406,7 +477,55 @@ class SqlStore:
         """Close the connection."""
         self._backend.close()
 
+    def _append_later(self, experiment: str, events: Sequence[Event], after: int | None) -> list[Event]:
+        """Append decisions and rewards in memory, which the tables get together; return [] if they have to be written now."""
+        end = self._end(experiment)
+        if end is None or any(event.kind not in _OFTEN for event in events):
+            return []
+        if after is not None and end.last_not_decision > after:
+            raise Conflict
+        recorded, kept = list[Event](), list[tuple[str, Event, End]]()
+        for event in events:
+            event = event._replace(position=end.position + 1)
+            if event.kind == DECIDED and not event.lane:
+                if int(event.number or 0) <= end.last_number:  # it may be taken
+                    return []
+                end = end._replace(position=event.position, last_number=int(event.number or 0))
+            else:
+                last = end.last_not_decision if event.kind == DECIDED else event.position
+                end = end._replace(position=event.position, last_not_decision=last)
+            recorded.append(event)
+            kept.append((experiment, event, end))
+        self._unwritten.extend(kept)
+        if len(self._unwritten) >= _MAX_UNWRITTEN:
+            self._write_all()
+        return recorded
+
+    def _end(self, experiment: str) -> End | None:
+        """Return the end of a stream, if it is known."""
+        for name, _, end in self._unwritten[-1:]:
+            return end if name == experiment else None
+        return self._ends.get(experiment)
+
+    def _write_all(self) -> None:
+        """Write the events that no table has yet; the caller holds `_writing`."""
+        num, experiment = len(self._unwritten), self._unwritten[0][0]
+        statement = "SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?"
+        written = self._run(lambda execute, is_again: execute(statement, (experiment,)))[0][0] or 0
+        # Ctrl-C may have ended an earlier call of this after its commit.
+        events = [event for _, event, _ in self._unwritten if event.position > written]
+        request = AppendRequest(experiment, events, None)
+        if events:
+            self._write([request])
+        if request.error is not None:
+            raise request.error
+        del self._unwritten[:num]
+
     def _query(self, statement: str, *parameters: Any) -> list[tuple]:
+        if self._unwritten:
+            with held(self._writing):
+                if self._unwritten:
+                    self._write_all()
         return self._run(lambda execute, is_again: execute(statement, parameters))
 
     def _run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
@@ -421,15 +540,26 @@ class SqlStore:
             return self._backend.run(work, locks)
 
     def _append_all(self, requests: Sequence[AppendRequest]) -> None:
+        if self._unwritten:
+            self._write_all()
+        self._write(requests)
+
+    def _write(self, requests: Sequence[AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
         by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
         for request in requests:
             by_experiment[request.experiment].append(request)
         results: dict[str, list[list[Event] | Exception]] = {}
+        ends, self._ends = self._ends, {}  # if this is interrupted, they are read again
 
         def work(execute: Execute, is_again: bool) -> None:
+            version = self._backend.data_version(execute)
+            if version is None or version != self._data_version:
+                ends.clear()
+            self._data_version = version
             for experiment, own in by_experiment.items():
-                results[experiment] = append_requests(execute, experiment, own, is_again)
+                known = None if is_again else ends.get(experiment)
+                results[experiment], ends[experiment] = append_requests(execute, experiment, own, is_again, known)
 
         try:
             self._run(work, sorted(by_experiment))
@@ -439,9 +569,31 @@ class SqlStore:
             if not isinstance(error, JournalError):
                 raise
             return
+        self._ends = ends
         for experiment, own in by_experiment.items():
             for request, result in zip(own, results[experiment], strict=True):
                 if isinstance(result, Exception):
                     request.error = result
                 else:
                     request.result = result
+
+
+def read_batches(
+    store: SqlStore, experiment: str, after: int, before: int | None = None, whole: bool = False
+) -> Iterator[list[Event]]:
+    """Yield the events between two positions, those of one call together."""
+    size = _PAGE
+    while True:
+        events = store.read(experiment, after, before, limit=size, whole=whole)
+        is_last_page = len(events) < size
+        batch: list[Event] = []
+        for event in events:
+            if batch and event.batch != batch[0].batch:
+                yield batch
+                after, batch = batch[-1].position, []
+            batch.append(event)
+        if is_last_page:
+            if batch:
+                yield batch
+            return
+        size = _PAGE if len(batch) < size else 2 * size  # the events of the last call may continue on the next page

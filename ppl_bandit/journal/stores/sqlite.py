@@ -5,6 +5,7 @@ not do. Readers do not wait for writers, so there is one connection for reading 
 """
 
 import contextlib
+import math
 import os
 import sqlite3
 import stat
@@ -41,6 +42,7 @@ class SqliteBackend:
         self.timeout, self.read_only, self.version = timeout, read_only, VERSION
         self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
         self._connections: dict[bool, sqlite3.Connection] = {}
+        self._busy = 0  # tenths of a second that the writer waits for other processes
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
             raise JournalError(f"{self.label} is not a regular file: give the path of a journal, or of a new file")
         if not self._path.parent.is_dir():
@@ -88,12 +90,15 @@ class SqliteBackend:
             run = connection.executemany if is_many else connection.execute
             return run(statement, parameters).fetchall()
 
+        if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
+            connection.execute("ROLLBACK")
         if not is_writer:
             return work(execute, False)
         try:
-            if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
-                connection.execute("ROLLBACK")
-            connection.execute(f"PRAGMA busy_timeout={int(1000 * min(seconds_left(), self.timeout)) + 1}")
+            busy = math.ceil(10 * min(seconds_left(), self.timeout))  # tenths of a second
+            if busy != self._busy:
+                connection.execute(f"PRAGMA busy_timeout={100 * busy}")
+                self._busy = busy
             connection.execute("BEGIN IMMEDIATE")
             result = work(execute, False)
             connection.execute("COMMIT")
@@ -108,6 +113,12 @@ class SqliteBackend:
         "UPDATE ppl_bandit_personal SET salt = hex(zeroblob(length(salt) / 2)), "
         "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND owner = ?"
     )
+
+    is_private = False
+
+    def data_version(self, execute: Execute) -> int | None:
+        """Return a number that changes if another connection writes."""
+        return execute("PRAGMA data_version")[0][0]
 
     def scrub(self) -> None:
         """Move the write-ahead log into the file, and empty it: it holds the pages as they were before."""
@@ -203,8 +214,10 @@ class SqliteBackend:
         """Check the file; create the tables in an empty one, and those that an earlier release did not have."""
         found = self._check(connection)
         connection.execute("PRAGMA journal_mode=WAL")
-        if found == VERSION:
-            return
+        if found < VERSION:
+            self._create_tables(connection, found)
+
+    def _create_tables(self, connection: sqlite3.Connection, found: int) -> None:
         connection.execute("BEGIN IMMEDIATE")
         if connection.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # no other process did it in the meantime
             for statement in TABLES:

@@ -1,132 +1,119 @@
-"""The contents of a saved bandit: settings, posterior, history and decisions. A loaded bandit is a new experiment in memory."""
+"""A saved bandit: a copy of its journal in one SQLite file, with a checkpoint that holds the example context.
 
+A loaded bandit continues from a copy of the file in memory; the file stays as it is.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from ppl_bandit.journal.checkpoints import learner_header, learner_trees, restore_learner
-from ppl_bandit.journal.events import Event, decode, encode
+from ppl_bandit.journal.checkpoints import make_checkpoint
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.identity import (
-    arguments_from_identity,
-    experiment_identity,
-    identity_differences,
-    library_versions,
-)
-from ppl_bandit.journal.projection import Projection, learning_in_part, refit
-from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.journal.stores.store import Key
-from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
-from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import Learner
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.journal.identity import arguments_from_identity
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.open_experiment import read_header, record_identity
+from ppl_bandit.journal.stores.memory import MemoryBackend
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.sqlite import SqliteBackend
+from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.runtime.archive import read_archive
 
-__all__ = ["SavedBandit", "save_bandit"]
+__all__ = ["SavedBandit", "build_context", "read_bandit", "save_bandit"]
 
 
 class SavedBandit(NamedTuple):
-    """The contents of a file."""
+    """A copy of a file in memory, and the arguments of the bandit that continues from it."""
 
-    header: dict[str, Any]
-    trees: dict[str, list[Any] | None]
-
-    @classmethod
-    def read(cls, path: str | PathLike) -> "SavedBandit":
-        """Read a file.
-
-        Raises:
-            ValueError: if it is not a saved bandit, or was altered.
-        """
-        return cls(*read_archive_file(path))
-
-    def arguments(self, context: Any, engine: Any, selector: Any) -> dict[str, Any]:
-        """Return the arguments of the saved bandit; those that are not None replace the saved ones."""
-        structure = self.header["context_form"]
-        if context is None and structure is not None:
-            context = build_context(structure, iter(self.trees["context"] or []))
-        return {"context": context} | arguments_from_identity(self.header["identity"], engine, selector)
-
-    def restore(self, experiment: Experiment, allow_changed: bool) -> None:
-        """Continue the saved experiment in a new one, built with `arguments`.
-
-        Raises:
-            ValueError: if the program or a setting differs from the saved ones.
-        """
-        header, projection = self.header, experiment.projection
-        may_fall_back = header["identity"]["engine"]["may_fall_back"]
-        task = projection.task._replace(may_fall_back=may_fall_back)
-        given = experiment_identity(task, projection.prior.engine, experiment.burn_in)
-        differences = identity_differences(header["identity"], given)
-        if differences and not allow_changed:
-            hint = (
-                ""
-                if header["versions"] == library_versions()
-                else f" (it was saved with {header['versions']}, this process has {library_versions()})"
-            )
-            raise ValueError(
-                f"the bandit was saved with other settings: {'; '.join(differences)}{hint}. Pass the same program, engine= and "
-                "selector=, or allow_changed=True to learn all rewards again"
-            )
-        history = _build_history(task.model, self.trees["history"])
-        projection = projection._replace(
-            task=task,
-            position=header["position"],
-            history=history,
-            num_played=np.asarray(header["num_played"], np.int64),
-            retired=frozenset(header["retired"]),
-            look=header.get("look"),
-            num_late=header.get("num_late", 0),
-        )
-        history.num_completed = header.get("num_completed", 0)
-        projection = learning_in_part(projection) if header.get("is_partial") else projection
-        learner = refit(projection, history)[0] if differences else self._learner(projection)
-        events = [Event(*fields) for fields in header["decisions"]]
-        keys = [Key(*fields) for fields in header.get("keys", ())]
-        experiment.store = MemoryStore(header["position"], events, keys)
-        experiment.restore(projection._replace(learner=learner), header["next_number"])
-
-    def _learner(self, projection: Projection) -> Learner:
-        try:
-            return restore_learner(projection, self.header, self.trees)
-        except ValueError:  # the file of a release whose states have another layout: all its rewards are in the file
-            return refit(projection, projection.history)[0]
+    journal: Journal
+    name: str
+    arguments: dict[str, Any]
 
 
 def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
-    """Write an experiment to a file."""
-    with experiment.fold_lock:
-        projection, history = experiment.projection, experiment.history
-        task, learner = projection.task, projection.learner
-        decisions = [event for events in experiment.store.decisions(experiment.name) for event in events]
-        decisions += experiment.store.imported(experiment.name)
-        header = learner_header(learner) | {
-            "identity": experiment_identity(task, projection.prior.engine, experiment.burn_in),
-            "versions": library_versions(),
-            "context_form": context_structure(task.model.context),
-            "retired": sorted(projection.retired),
-            "is_partial": task.is_partial,
-            "num_completed": history.num_completed,
-            "look": None if projection.look is None else dict(projection.look),
-            "num_late": projection.num_late,
-            "position": projection.position,
-            "next_number": experiment.num_decisions,
-            "num_played": projection.num_played.tolist(),
-            "keys": [key[:4] for key in experiment.store.keys(experiment.name, None).values()],
-            "decisions": [event._replace(body=decode(encode(event.body))) for event in decisions],
-        }
-        trees = learner_trees(learner) | {
-            "context": task.model.context,
-            "history": (*history.rows(), history.positions()),
-        }
-    write_archive_file(path, header, trees)
+    """Write an experiment to a file; an existing file is replaced as a whole and keeps its permissions.
+
+    A new file can be read by its owner only, like a new journal.
+
+    Raises:
+        ValueError: if the path is not a regular file, or a journal that is open.
+    """
+    target = Path(path).resolve()  # a symbolic link stays, and its target is replaced
+    mode = 0o600
+    if target.exists():
+        mode = target.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{os.fspath(path)} is not a regular file: give the path of a saved bandit, or a new path")
+    if Path(f"{target}-wal").exists():
+        raise ValueError(f"{os.fspath(path)} is a journal that a process has open: give another path")
+    record_identity(experiment)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp") as folder:
+        copy = Path(folder) / target.name
+        store = SqlStore(SqliteBackend(copy))
+        try:
+            with experiment.fold_lock:
+                experiment.store.copy_to(store, experiment.name)
+                projection = experiment.projection
+            context = projection.task.model.context
+            checkpoint = make_checkpoint(experiment, projection, {"form": _context_form(context)}, {"context": context})
+            store.write_checkpoint(experiment.name, *checkpoint)
+        finally:
+            store.close()
+        os.chmod(copy, stat.S_IMODE(mode))
+        os.replace(copy, target)
+    handle = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # makes the new directory entry durable
+    finally:
+        os.close(handle)
 
 
-def _build_history(model: RewardModel, leaves: list[Any] | None) -> History:
-    history = History(model.outcomes)
-    if not leaves or not leaves[0].size:
-        return history
-    row: Any = np.zeros(0)
-    structure: Any = jax.tree.structure((row, dict.fromkeys(model.outcomes, row), model.context, row))
-    return history.extended(structure.unflatten(leaves))
+def read_bandit(path: str | PathLike, context: Any, engine: Any, selector: Any) -> SavedBandit:
+    """Read a file into memory, and check all of it; arguments that are not None replace the saved ones.
+
+    Raises:
+        ValueError: if it is not a saved bandit, or was altered.
+    """
+    store = SqlStore(MemoryBackend())
+    try:
+        with Journal(Path(path), read_only=True) as source:
+            names = source.experiments()
+            if len(names) != 1:
+                raise JournalError(f"it has the experiments {names}: open it with Bandit(..., journal=, name=)")
+            source.store.copy_to(store, names[0])
+        store.check(names[0], since=None)
+        header = read_header(store, names[0])
+    except JournalError as error:
+        raise ValueError(f"{os.fspath(path)} is not a saved bandit: {error}") from None
+    for _, contents in store.checkpoints(names[0]) if context is None else ():
+        fields, trees = read_archive(contents)
+        if fields.get("form") is not None:
+            context = build_context(fields["form"], iter(trees["context"] or []))
+            break
+    arguments = {"context": context} | arguments_from_identity(header.identity, engine, selector)
+    return SavedBandit(Journal.of(store, os.fspath(path)), names[0], arguments)
+
+
+def build_context(form: Any, leaves: Iterator[Any]) -> Any:
+    """Return the pytree with a form from `_context_form` and these leaves."""
+    if form == "leaf":
+        return next(leaves)
+    (kind, inner), *_ = form.items()
+    if kind == "dict":
+        return {key: build_context(value, leaves) for key, value in inner.items()}
+    items = [build_context(value, leaves) for value in inner]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _context_form(tree: Any) -> Any:
+    """Return the structure of a pytree of dicts, lists and tuples as JSON values; None for other containers."""
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        inner: Any = {key: _context_form(tree[key]) for key in sorted(tree)}
+        return None if None in inner.values() else {"dict": inner}
+    if type(tree) in (list, tuple):
+        inner = [_context_form(item) for item in tree]
+        return None if None in inner else {type(tree).__name__: inner}
+    return "leaf" if hasattr(tree, "dtype") else None
