@@ -8,7 +8,6 @@ import jax
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import bernoulli_bandit
 
 from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.posterior.task import Task
@@ -138,12 +137,3 @@ def test_the_starts_that_were_not_used_for_longest_are_dropped():
     assert all(find_start(task, key) is not None for key in ["0", *keys[2:], "one more"])
     forget_starts()
     assert find_start(task, "0") is None
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_batch_of_any_size_compiles_what_a_small_one_does(count_compilations):
-    bandit = bernoulli_bandit(selector=selectors.bayes_ucb())
-    bandit.select_many(num_decisions=81)  # in parts of 64, 16 and 1
-    with count_compilations() as compiled:
-        assert len(bandit.select_many(num_decisions=4000)) == 4000
-    assert compiled == []
