@@ -62,6 +62,12 @@ class Online:
             raise ValueError(f"program must be a NumPyro program, a function of data; got {type(program).__name__}")
         check_engine(engine)
         self._program = program
+        if (
+            not isinstance(outcomes, str | list | tuple)
+            or not outcomes
+            or any(not isinstance(o, str) for o in outcomes)
+        ):
+            raise ValueError(f"outcomes must be names of sample sites, got {outcomes!r}")
         self._outcomes = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes)
         self._engine = engine
         self._seed = check_count(seed, "seed", 0)
@@ -94,6 +100,8 @@ class Online:
         """
         if not isinstance(outcomes, Mapping):
             raise ValueError(f'outcomes must be a dict such as {{"{self._outcomes[0]}": values}}, got {outcomes!r}')
+        if not outcomes:
+            raise ValueError(f"outcomes is empty, expected {list(self._outcomes)}")
         data = _arrays(data)
         if all(np.ndim(value) == 0 for value in outcomes.values()):
             outcomes = {name: np.atleast_1d(value) for name, value in outcomes.items()}
@@ -125,8 +133,9 @@ class Online:
 
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return posterior draws, {site: (M, ...)}; of latents that move, the draws of the next step."""
+        num_samples = check_count(num_samples, "num_samples")
         task, prior = self._start(None)
-        return draw(self._learner or prior, check_count(num_samples, "num_samples"))
+        return draw(self._learner or prior, num_samples)
 
     def predict(self, num_samples: int = 1000, /, **data: Any) -> dict[str, np.ndarray]:
         """Return draws of the outcomes of new rows, {outcome: (M, N)}.

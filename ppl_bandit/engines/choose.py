@@ -11,7 +11,7 @@ from ppl_bandit.engines.deferred import deferred_explanation
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, NotConjugate
 
-__all__ = ["candidates", "choose"]
+__all__ = ["as_engine", "candidates", "choose"]
 
 
 def _imported(name: str, **settings: Any) -> Callable[[RewardModel], Engine]:
@@ -46,6 +46,24 @@ def choose(model: RewardModel) -> Engine:
     own = engine.explanation
     explanation = deferred_explanation(own.engine, own.is_exact, lambda: _first_accepted(model).explanation)
     return engine._replace(explanation=explanation)
+
+
+def as_engine(model: RewardModel, engine: Any) -> Engine:
+    """Return an engine of a model: given itself, its factory, or None for `choose`.
+
+    Raises:
+        ValueError: for the name of an engine, and for anything else that is no factory.
+    """
+    if isinstance(engine, Engine):
+        return engine
+    if isinstance(engine, str):
+        raise ValueError(f"engine is the text {engine!r}: pass the factory itself, as in engine=engines.conjugate")
+    if engine is not None and not callable(engine):
+        raise ValueError(f"engine must be an engine or a factory such as engines.conjugate, got {engine!r}")
+    built = (choose if engine is None else engine)(model)
+    if not isinstance(built, Engine):
+        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(built).__name__}")
+    return built
 
 
 def _first_accepted(model: RewardModel) -> Engine:

@@ -13,9 +13,10 @@ from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_journal
 from ppl_bandit.evaluation.targets import Component, with_value
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.numbers import check_text
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["evaluate", "find_model", "logged_decisions", "valued_decisions"]
@@ -97,8 +98,8 @@ def evaluate(
 
 def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:
     """Return the given model, or that of a bandit; None for other logs."""
-    if model is not None and not isinstance(model, RewardModel):
-        raise ValueError(f"model must be a RewardModel, got {model!r}: give RewardModel(program, num_arms)")
+    if model is not None:
+        check_reward_model(model, "model")
     return log.model if model is None and _is_bandit(log) else model
 
 
@@ -118,6 +119,9 @@ def valued_decisions(
     value: Callable[..., Any] | None = None,
 ) -> tuple[LoggedDecisions, bool]:
     """Return decisions whose rewards are what is evaluated, and whether the model's expected reward is the mean of that."""
+    check_text(name, "name")
+    if outcome is not None:
+        check_text(outcome, "outcome")
     is_recorded = not (is_frame(log) or isinstance(log, LoggedDecisions))
     first = outcome
     if outcome is None and is_recorded and (isinstance(log, Journal) or _is_bandit(log)):

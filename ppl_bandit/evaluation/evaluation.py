@@ -231,7 +231,10 @@ def resolve_arguments(
     bounds = _checked_bounds(log, bounds)
     components = resolve_target(log, target, probs_of)
     if baseline is not None:
-        others = resolve_target(log, baseline, probs_of)
+        try:
+            others = resolve_target(log, baseline, probs_of)
+        except ValueError as error:
+            raise type(error)(str(error).replace("target", "baseline", 1)) from None
         if len(components) + len(others) > 2:
             raise ValueError(
                 "baseline was given with a pair of arms: give one arm or policy as target, one as baseline"

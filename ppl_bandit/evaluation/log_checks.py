@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_repeated_rows", "propensity_doubts"]
+__all__ = ["check_repeated_rows", "order_doubts", "propensity_doubts"]
 
 _ID_COLUMNS = ("decision", "decision_id", "request_id")
+_TIME_COLUMNS = ("decided", "decided_at", "time", "timestamp", "datetime", "date", "step")
 _MOST_COPIES = 20
+_ROWS_OF_BLOCK = 24  # that two blocks share before it is asked whether one is a copy
+_MOST_LAGS = 3  # distances between a block and its copy that are looked at
+_CHANCE_OF_BLOCK = 1e-9  # that a log has any two equal blocks as long, with the frequencies of their rows
 _MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
 _FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
 _LARGEST_DEVIATION = 4.0  # standard errors
@@ -48,6 +52,11 @@ def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
     copies = _num_copies(codes, num_kinds)
     if copies > 1:
         raise ValueError(f"{what}: its {num_rows} rows are {copies} copies of {num_rows // copies} rows: {remedy}")
+    start, copied, length = _copied_block(codes)
+    if length:
+        raise ValueError(
+            f"{what}: the {length} rows from row {copied} are copies of those from row {start}, in the same order: {remedy}"
+        )
     row, first = _first_copy(codes)
     kept = np.unique(codes, return_index=True)[1]
     reals = [values[kept] for values in own if values.dtype.kind == "f"]
@@ -55,6 +64,30 @@ def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
     is_many = num > max(_MOST_BY_CHANCE * num_rows, _FEWEST_COPIES)
     if is_many and num_kinds >= _FEWEST_ROWS and any(_is_hardly_repeated(values) for values in reals):
         raise ValueError(f"{what}: {num} rows are copies of other rows, such as row {row} of row {first}: {remedy}")
+
+
+def order_doubts(columns: Mapping[str, Any]) -> list[str]:
+    """Return that rows are not in the order of the time in one of their columns, in words; empty if they are.
+
+    Args:
+        columns: of the log, {name: (T, ...)}.
+    """
+    import pandas
+
+    for name, values in columns.items():
+        if name.lower() not in _TIME_COLUMNS or np.ndim(values) != 1:
+            continue
+        times = pandas.Series(np.asarray(values))
+        if times.dtype.kind not in "iufM":
+            times = pandas.to_datetime(times, errors="coerce", utc=True, format="mixed")
+        known = times.dropna().to_numpy()
+        earlier = np.flatnonzero(known[1:] < known[:-1])
+        if earlier.size:
+            return [
+                f"in {earlier.size} of {times.size} rows {name!r} is earlier than in the row before, so that they are not in "
+                "the order of the decisions. Intervals of an adaptive log need that order: sort the rows by it"
+            ]
+    return []
 
 
 def propensity_doubts(propensity: np.ndarray, arm: np.ndarray, num_arms: int) -> list[str]:
@@ -137,6 +170,36 @@ def _num_copies(codes: np.ndarray, num_kinds: int) -> int:
             return copies
     counts = np.bincount(codes) if num_rows else np.ones(1, int)
     return int(np.gcd.reduce(counts)) if num_kinds >= _FEWEST_ROWS else 1
+
+
+def _copied_block(codes: np.ndarray) -> tuple[int, int, int]:
+    """Return the first row of a block, that of its copy, and the number of rows; (0, 0, 0) if there is none.
+
+    Two blocks of n rows are equal by chance with probability exp(-n H), where H is the entropy of the block's rows. Blocks that
+    repeat a few rows are a pattern.
+    """
+    import pandas
+
+    num_windows = codes.size - _ROWS_OF_BLOCK + 1
+    if num_windows < 2:
+        return 0, 0, 0
+    windows = np.lib.stride_tricks.sliding_window_view(codes, _ROWS_OF_BLOCK)
+    factors = np.random.default_rng(0).integers(1, 2**62, _ROWS_OF_BLOCK)
+    hashed = pandas.Series(windows @ factors)  # modulo 2^64
+    lags = (np.arange(num_windows) - pandas.Series(np.arange(num_windows)).groupby(hashed).shift()).dropna()
+    for lag in lags.astype(int).value_counts().index[:_MOST_LAGS]:
+        is_same = np.concatenate([[False], codes[lag:] == codes[:-lag], [False]])
+        ends = np.flatnonzero(np.diff(is_same.astype(int)))
+        starts, lengths = ends[::2], np.diff(ends)[::2]
+        longest = int(np.argmax(lengths))
+        start, length = int(starts[longest]), int(lengths[longest])
+        block = codes[start : start + length]
+        shares = np.unique(block, return_counts=True)[1] / length
+        information = -length * float(np.sum(shares * np.log(shares)))
+        is_chance = information < 2.0 * math.log(codes.size) - math.log(_CHANCE_OF_BLOCK)
+        if lag >= _FEWEST_ROWS and not is_chance and not _has_period(block):
+            return start, start + int(lag), min(length, int(lag))
+    return 0, 0, 0
 
 
 def _has_period(codes: np.ndarray) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
+from ppl_bandit.evaluation.log_checks import check_repeated_rows, order_doubts, propensity_doubts
 from ppl_bandit.inputs.columns import cell_number
 from ppl_bandit.inputs.data_frames import check_columns, column_cells
 
@@ -111,6 +111,7 @@ def decisions_from_frame(
         int((~has_reward & has_propensity).sum()),
         int((~has_propensity).sum()),
         doubts=tuple(doubts),
+        cautions=tuple(order_doubts({str(column): frame[column] for column in frame.columns})),
     )
 
 

@@ -18,6 +18,7 @@ from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.rollouts import initial_state
 from ppl_bandit.types import Engine, Interaction, Selector
@@ -76,6 +77,7 @@ def evaluate_by_rejection(
     """
     if not isinstance(selector, Selector):
         raise ValueError(f"selector must be a selector such as selectors.thompson(), got {selector!r}")
+    check_count(seed, "seed", 0)
     model = find_model(log, model)
     if model is None:
         raise ValueError("give model=, whose posterior the selector decides from")

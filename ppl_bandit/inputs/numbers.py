@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_numbers", "as_plain_numbers", "as_seconds", "check_count", "check_flag", "check_text"]
+__all__ = ["as_numbers", "as_plain_numbers", "as_seconds", "check_count", "check_text"]
 
 _KINDS = {
     "c": "complex numbers",
@@ -82,17 +82,6 @@ def check_count(value: Any, argument: str, least: int = 1) -> int:
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ValueError(f"{argument} must be {kind}, got {value!r}")
     return int(value)
-
-
-def check_flag(value: Any, argument: str) -> bool:
-    """Return a flag as a bool.
-
-    Raises:
-        ValueError: for anything but True or False; a text such as "no" is true in Python.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{argument} must be True or False, got {value!r}")
-    return bool(value)
 
 
 def check_text(value: Any, argument: str) -> str:

@@ -5,7 +5,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ppl_bandit.inputs.numbers import as_seconds
+from ppl_bandit.arguments import check_flag
+from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
@@ -37,6 +38,8 @@ class Journal:
         self, url: str | PathLike, *, must_exist: bool = False, read_only: bool = False, timeout: float = 60.0
     ):
         text = check_location(url)
+        check_flag(must_exist, "must_exist")
+        check_flag(read_only, "read_only")
         timeout = as_seconds(timeout, "timeout")
         if not 0.1 <= timeout <= _MAX_TIMEOUT:
             raise ValueError(f"timeout must be between 0.1 and {_MAX_TIMEOUT} seconds, got {timeout:g}")
@@ -76,8 +79,8 @@ class Journal:
         Raises:
             JournalError: if there is no such experiment.
         """
-        self.store.check_name(name)
-        return self.store.read(name, after, whole=True)
+        self.store.check_name(check_text(name, "name"))
+        return self.store.read(name, check_count(after, "after", 0), whole=True)
 
     def head(self, name: str = "default") -> str:
         """Return `POSITION:DIGEST` of the last event; kept elsewhere, it shows later whether the events up to it changed.
@@ -85,7 +88,7 @@ class Journal:
         Raises:
             JournalError: if there is no such experiment.
         """
-        self.store.check_name(name)
+        self.store.check_name(check_text(name, "name"))
         return "{}:{}".format(*self.store.head(name))
 
     def verify(self, name: str = "default", head: str | None = None) -> None:
@@ -97,6 +100,7 @@ class Journal:
         Raises:
             JournalError: with the first position at which the stream is not what was recorded.
         """
+        check_text(name, "name")
         kept = None if head is None else _parse_head(head)
         if kept is None:
             self.store.check_name(name)

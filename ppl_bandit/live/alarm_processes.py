@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.arguments import check_number
+
 __all__ = [
     "Bet",
     "DriftState",
@@ -120,7 +122,7 @@ def missing_process(num_missing: np.ndarray, num_decisions: np.ndarray, tolerate
         num_decisions: (T,), number of decisions so far.
         tolerated: strictly inside (0, 1).
     """
-    if not 0.0 < tolerated < 1.0:
+    if not 0.0 < check_number(tolerated, "missing") < 1.0:
         raise ValueError(
             f"missing must lie strictly inside (0, 1), got {tolerated!r}: the share of rewards that may be missing"
         )

@@ -17,11 +17,12 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
-from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
+from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.experiment import Experiment
@@ -131,6 +132,10 @@ class Bandit(ReadableBandit):
         if name is not None and journal is None:
             raise ValueError(f"name={name!r} is the name of an experiment in a journal: give journal= too")
         name = "default" if name is None else check_text(name, "name")
+        if journal is not None and not isinstance(journal, Journal | str | PathLike):
+            raise ValueError(f"journal must be a path, a URL or a Journal, got {journal!r}")
+        if not callable(program) and not isinstance(program, RewardModel):
+            raise ValueError(f"program must be a NumPyro program, a function of arm, or a RewardModel, got {program!r}")
         if isinstance(program, RewardModel) and num_arms is None and arms is None:
             num_arms = program.num_arms
         names = Arms(num_arms, arms)
@@ -145,7 +150,9 @@ class Bandit(ReadableBandit):
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
             if len(names) != program.num_arms:
-                raise ValueError(f"the reward model has {program.num_arms} arms, but {len(names)} were given")
+                raise ValueError(
+                    f"the reward model has {program.num_arms} arms, but num_arms or arms gives {len(names)}"
+                )
             self._program, self._reward_model = program.program, program
         else:
             self._program = program
@@ -359,6 +366,8 @@ class Bandit(ReadableBandit):
         """
         with self._experiment.call():
             self._catch_up()
+            if not isinstance(rows, Sequence) or any(not isinstance(row, Mapping) for row in rows):
+                raise ValueError(f"rows must be a list of mappings, the arguments of `update` by name, got {rows!r}")
             found = learn_rows(self._experiment, rows, self._request)
             self._checkpoint(_EVENTS_PER_CHECKPOINT)
             return found

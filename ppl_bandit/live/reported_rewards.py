@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
-from ppl_bandit.inputs.numbers import as_numbers, check_flag
+from ppl_bandit.inputs.numbers import as_numbers
 from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows

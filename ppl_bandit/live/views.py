@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.evaluation.evaluate import evaluate
 from ppl_bandit.evaluation.evaluation import Evaluation
@@ -246,6 +247,7 @@ class ReadableBandit:
         Args:
             details: whether to add, for a program that is not exact, measures and what was tried.
         """
+        check_flag(details, "details")
         learner = self._catch_up().learner
         evidence = None
         with jax.enable_x64(True):  # `log_evidence` may be a computed property

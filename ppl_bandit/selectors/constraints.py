@@ -12,6 +12,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.arguments import check_number
 from ppl_bandit.selectors.selector_contract import Follow, as_selector, wrap_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.types import Key, Selection, Selector
@@ -19,6 +20,13 @@ from ppl_bandit.types import Key, Selection, Selector
 __all__ = ["softened", "with_control", "with_floor", "with_limits"]
 
 _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
+
+
+def _as_limits(values: float | Sequence[float], argument: str) -> np.ndarray:
+    try:
+        return np.atleast_1d(np.asarray(values, float))
+    except (TypeError, ValueError):
+        raise ValueError(f"{argument} must be probabilities in [0, 1], one or one each, got {values!r}") from None
 
 
 def with_floor(selector: Selector, floor: float) -> Selector:
@@ -31,7 +39,7 @@ def with_floor(selector: Selector, floor: float) -> Selector:
         selector: followed with probability 1 - K floor; its `num_candidates` and `best_arm_probs` are passed on.
         floor: at least 0 and at most 1 / A; 1 / A plays all A arms equally often.
     """
-    if not 0.0 <= floor <= 1.0:
+    if not 0.0 <= check_number(floor, "floor") <= 1.0:
         raise ValueError(
             f"floor must lie in [0, 1/A] for A arms, got {floor}; "
             "it is the least probability of each single arm, not of exploring"
@@ -70,7 +78,7 @@ def with_control(selector: Selector, share: float | str, arm: int = 0) -> Select
             with equal shares of these the control has sqrt(k) decisions for each decision of another arm.
         arm: index of the control.
     """
-    if share != "sqrt" and (isinstance(share, str) or not 0.0 < share < 1.0):
+    if share != "sqrt" and (isinstance(share, str) or not 0.0 < check_number(share, "share") < 1.0):
         raise ValueError(
             f'share must lie strictly inside (0, 1) or be "sqrt", got {share!r}; leave the rule out to fix no share'
         )
@@ -123,13 +131,13 @@ def with_limits(
     Where the allowed arms' floors add up to more than 1 they are scaled down, and where their caps add up to less, these are
     scaled up: some arm must be played.
     """
-    lows, highs = (np.atleast_1d(np.asarray(values, float)) for values in (floors, caps))
+    lows, highs = _as_limits(floors, "floors"), _as_limits(caps, "caps")
     for name, values in (("floors", lows), ("caps", highs)):
         if values.ndim != 1 or not np.all((values >= 0.0) & (values <= 1.0)):
             raise ValueError(
                 f"{name} must be probabilities in [0, 1], one for all arms or one each, got {values.tolist()}"
             )
-    if not 0.0 <= decay < np.inf:
+    if not 0.0 <= check_number(decay, "decay") < np.inf:
         raise ValueError(f"decay must be at least 0, got {decay}; 0 keeps the floors as they are")
     shared = min(lows.size, highs.size)
     if lows.size > 1 and highs.size > 1 and np.any(lows[:shared] > highs[:shared]):

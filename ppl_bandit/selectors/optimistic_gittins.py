@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.arguments import check_number
 from ppl_bandit.numerics.pareto_tail import tail_excess
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
@@ -150,9 +151,9 @@ def _climb(start: Array, mean: Array, excess: Callable[[Array], tuple[Array, Arr
 
 def _check_positive(patience: Any, learning: Any) -> None:
     """Check concrete values; `tune` passes patience as a traced value, so that all its candidates share one compilation."""
-    if not is_tracer(patience) and not (math.isfinite(patience) and patience > 0):
+    if not is_tracer(patience) and not (math.isfinite(check_number(patience, "patience")) and patience > 0):
         raise ValueError(f"patience must be positive and finite, got {patience!r}; use greedy() to never explore")
-    if not is_tracer(learning) and not (math.isfinite(learning) and learning >= 0):
+    if not is_tracer(learning) and not (math.isfinite(check_number(learning, "learning")) and learning >= 0):
         raise ValueError(f"learning must be at least 0 and finite, got {learning!r}; 0 does not charge for learning")
 
 

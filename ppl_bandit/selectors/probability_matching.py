@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ppl_bandit.arguments import check_flag, check_number
 from ppl_bandit.selectors.candidate_sampling import (
     FALSE_ALARMS,
     GAUSSIAN,
@@ -74,7 +75,8 @@ def double_sampling(
                 f"num_candidates must be an integer from 1 to max_candidates = {max_candidates}, or a function of 1 / p_FA, "
                 f"got {num_candidates!r}; None is the logarithm to base 10"
             )
-    if false_alarm not in FALSE_ALARMS:
+    check_flag(exact, "exact")
+    if not isinstance(false_alarm, str) or false_alarm not in FALSE_ALARMS:
         raise ValueError(f"false_alarm must be one of {', '.join(map(repr, FALSE_ALARMS))}, got {false_alarm!r}")
 
     def rule(key: Key, inputs: RuleInputs):
@@ -128,7 +130,7 @@ def top_two(challenge_rate: float = 0.5) -> Selector:
     Args:
         challenge_rate: probability of playing the runner-up, strictly inside (0, 1).
     """
-    if not 0.0 < challenge_rate < 1.0:
+    if not 0.0 < check_number(challenge_rate, "challenge_rate") < 1.0:
         raise ValueError(
             f"challenge_rate must lie strictly inside (0, 1), got {challenge_rate}; "
             "use greedy() to never challenge the leader"

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.types import Draws, Key
 
-__all__ = ["Environment"]
+__all__ = ["Environment", "check_environment"]
 
 
 class Environment:
@@ -44,7 +44,8 @@ class Environment:
         *,
         changes: Mapping[int, Mapping[str, Any]] | None = None,
     ):
-        changes = dict(sorted((changes or {}).items()))
+        check_reward_model(reward_model, "reward_model")
+        changes = dict(sorted(_mapping(changes or {}, "changes").items()))
         for step in changes:
             if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 2:
                 raise ValueError(f"changes has the step {step!r}, expected integers of at least 2: step 1 uses `truth`")
@@ -58,6 +59,8 @@ class Environment:
             )
         for step, later in changes.items():
             _check_truth(reward_model, later, f"changes[{step}]")
+        if contexts is not None and not callable(contexts):
+            raise ValueError(f"contexts must be a function key -> one context, got {contexts!r}")
         if contexts is not None and reward_model.context is None:
             raise ValueError("contexts was given, but the program takes only arm: leave contexts out")
         self.reward_model = reward_model
@@ -89,7 +92,8 @@ class Environment:
         Args:
             draws: {latent site: (M, ...)}, all latents of the program.
         """
-        sizes = {name: len(value) if np.ndim(value) else 0 for name, value in draws.items()}
+        check_reward_model(reward_model, "reward_model")
+        sizes = {name: len(value) if np.ndim(value) else 0 for name, value in _mapping(draws, "draws").items()}
         if not sizes or len(set(sizes.values())) != 1 or 0 in sizes.values():
             raise ValueError(f"draws must have the same positive number of draws of every site, got {sizes}")
         _check_truth(reward_model, {name: np.asarray(value)[0] for name, value in draws.items()}, "draws[0]")
@@ -106,6 +110,8 @@ class Environment:
         Args:
             path: {latent site: (T, ...)}, all latents of the program; a simulation may have at most T steps.
         """
+        if not _mapping(path, "path"):
+            raise ValueError("path is empty, expected {latent site: (T, ...)} with all latents of the program")
         found = cls.from_draws(reward_model, path, contexts)
         found.path, found.draws = found.draws, None
         return found
@@ -173,8 +179,21 @@ class Environment:
         }
 
 
+def check_environment(environment: Any) -> None:
+    """Refuse a program, a truth or another value in place of an environment.
+
+    Raises:
+        ValueError: says what to give instead.
+    """
+    if not isinstance(environment, Environment):
+        raise ValueError(
+            f"environment must be an Environment, got {environment!r}: build Environment(reward_model, truth)"
+        )
+
+
 def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: str) -> None:
     expected = reward_model.latent_shapes
+    truth = _mapping(truth, argument)
     if set(truth) != set(expected):
         raise ValueError(
             f"{argument} has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
@@ -189,6 +208,12 @@ def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: 
             raise ValueError(f"{argument}[{name!r}] is {array.tolist()}, expected finite numbers")
     with jax.enable_x64(True):  # the precision in which the reward model keeps its context
         _check_supports(reward_model, truth, argument)
+
+
+def _mapping(value: Any, argument: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{argument} must be a mapping such as {{latent site: value}}, got {value!r}")
+    return value
 
 
 def _check_supports(reward_model: RewardModel, truth: Mapping[str, Any], argument: str) -> None:

@@ -68,6 +68,8 @@ def check_executor(executor: Any, mesh: Any = None) -> None:
         ValueError: says what to give instead.
     """
     if executor is None:
+        if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+            raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
         return
     if not callable(getattr(executor, "submit", None)):
         raise ValueError(

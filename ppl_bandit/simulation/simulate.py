@@ -15,14 +15,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.progress import progress_reporter
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.engines.choose import as_engine
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
 from ppl_bandit.simulation.chunks import chunk_size, run_chunks, trace_chunk
-from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.environment import Environment, check_environment
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
 from ppl_bandit.simulation.rollouts import Rollout, rollout
 from ppl_bandit.types import Engine, Key, Selector
@@ -78,7 +80,12 @@ def simulate(
         num_candidates, best_arm_probs, is_trusted. Or, with `summary`, statistics of them over `step`, `arm`, `checkpoint`,
         `quantile`, and each realization's final regret.
     """
+    check_reward_model(reward_model, "reward_model")
+    check_environment(environment)
+    _check_key(key)
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
+    for name, flag in {"summary": summary, "draws": draws, "progress": progress}.items():
+        check_flag(flag, name)
     check_sizes(counts | ({} if memory is None else {"memory": memory}), precision)
     if environment.reward_model.num_arms != reward_model.num_arms:
         raise ValueError(
@@ -98,8 +105,7 @@ def simulate(
         check_information_directed(reward_model, select)
     num_realizations = int(num_realizations)
     with jax.enable_x64(precision == "float64"):
-        if not isinstance(engine, Engine):
-            engine = engine(reward_model)
+        engine = as_engine(reward_model, engine)
         key = jr.key(key) if isinstance(key, int | np.integer) else key
         # On a CPU, realizations of an approximate engine run one at a time: see `trace_chunk`.
         summarise = datasets.summarise_chunk if summary else None
@@ -148,6 +154,15 @@ def simulate(
     made = {name: make(found) for name, found in parts.items() if found}
     facts = datasets.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
     return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
+
+
+def _check_key(key: Any) -> None:
+    is_seed = isinstance(key, int | np.integer) and not isinstance(key, bool)
+    is_key = isinstance(key, jax.Array) and (
+        jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == np.uint32 and key.shape == (2,))
+    )
+    if not is_seed and not is_key:
+        raise ValueError(f"key must be a key of jax.random.key, or a seed, got {key!r}")
 
 
 def check_sizes(counts: Mapping[str, Any], precision: str) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import jax.random as jr
 
-from ppl_bandit import engines, selectors as rules
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit import selectors as rules
+from ppl_bandit.arguments import check_function
+from ppl_bandit.engines.choose import as_engine
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.candidate_runs import CandidateSimulator, group_selectors
-from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.environment import Environment, check_environment
 from ppl_bandit.simulation.executors import check_executor
 from ppl_bandit.simulation.simulate import check_sizes
 from ppl_bandit.simulation.standings import CandidateRegret, Tuned, choose_candidate
@@ -77,17 +79,22 @@ def tune(
         ValueError: if an argument is invalid.
     """
     check_sizes({"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}, precision)
+    check_reward_model(reward_model, "reward_model")
+    if environment is not None:
+        check_environment(environment)
     is_quantile = isinstance(criterion, float) and 0.0 < criterion < 1.0
     if criterion != "mean" and not is_quantile:
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given together with environment, which draws its own: leave one of them out")
     check_executor(executor)
-    say = say or (lambda line: None)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+    say = (lambda line: None) if say is None else check_function(say, "say", "of a line of text, such as print")
     with jax.enable_x64(precision == "float64"):
-        built = engine if isinstance(engine, Engine) else (engine or engines.choose)(reward_model)
         if environment is None:
             environment = Environment.from_prior(reward_model, contexts)
+        built = as_engine(reward_model, engine)
         if selectors is None:
             named = candidates(reward_model, built, horizon)
         else:
@@ -140,6 +147,8 @@ def _has_pseudo_counts(reward_model: RewardModel, engine: Engine) -> bool:
 
 
 def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, Selector]:
+    if not isinstance(selectors, Mapping | Sequence) or isinstance(selectors, str):
+        raise ValueError(f"selectors must be {{name: selector}}, or a sequence of selectors, got {selectors!r}")
     named = dict(selectors) if isinstance(selectors, Mapping) else {str(as_selector(s)): s for s in selectors}
     if not named:
         raise ValueError("selectors is empty: give at least one candidate, or None for all of them")

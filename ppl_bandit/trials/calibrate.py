@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -78,6 +79,7 @@ def calibrate(
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
     check_count(num_trials, "num_trials")
     check_count(seed, "seed", 0)
+    check_flag(progress, "progress")
     simulator = TrialSimulator(model, design, engine, num_samples, arms=arms, mesh=mesh, executor=executor)
     worlds = _nulls(model, null, simulator.setting.control, design.margin)
     advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
@@ -123,6 +125,8 @@ def _nulls(model: RewardModel, null: Any, control: int, margin: float) -> dict[s
         named = {f"null {_shown(value)}": value for value in null}
     else:
         named = {f"null {_shown(null)}": null}
+    if not named:
+        raise ValueError(f"null is {null!r}, expected at least one world without a difference, such as 0.3")
     worlds = {name: as_environment(model, value, name) for name, value in named.items()}
     for name, world in worlds.items():
         if world.truth is None:

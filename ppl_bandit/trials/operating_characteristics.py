@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.numbers import check_count
@@ -156,6 +157,7 @@ def operating_characteristics(
     check_kinds(model, design)
     check_count(num_trials, "num_trials")
     check_count(seed, "seed", 0)
+    check_flag(progress, "progress")
     named = scenarios if isinstance(scenarios, Mapping) and not _is_truth(model, scenarios) else {"scenario": scenarios}
     if isinstance(scenarios, Environment) or isinstance(scenarios, str):
         named = {"prior" if isinstance(scenarios, str) or scenarios.truth is None else "truth": scenarios}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.numbers import as_plain_numbers
 from ppl_bandit.program.fingerprints import function_fingerprint
 
@@ -112,7 +113,10 @@ def equivalence(p: float | Sequence[float], delta: float, *, only_first: bool = 
         delta: a difference of expected rewards that does not matter, in the unit of the reward: .05 is five percentage points.
         only_first: with a control, whether arms are compared with the first control only.
     """
-    settings = {"delta": _positive(delta, "equivalence", "delta", is_single=True), "only_first": bool(only_first)}
+    settings = {
+        "delta": _positive(delta, "equivalence", "delta", is_single=True),
+        "only_first": check_flag(only_first, "only_first"),
+    }
     return StoppingRule("equivalence", _probability(p, "equivalence", "p"), settings)
 
 
@@ -128,7 +132,7 @@ def futility(p: float | Sequence[float], delta: float, *, only_first: bool = Fal
     """
     if delta != 0:
         _positive(delta, "futility", "delta", is_single=True)
-    settings = {"delta": float(delta), "only_first": bool(only_first)}
+    settings = {"delta": float(delta), "only_first": check_flag(only_first, "only_first")}
     return StoppingRule("futility", _probability(p, "futility", "p"), settings)
 
 

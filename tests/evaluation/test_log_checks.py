@@ -1,5 +1,7 @@
 """Rows that are not there, or there twice, and propensities that are not those of the decisions: refused, or said at once."""
 
+import re
+
 import numpy as np
 import pandas
 import pytest
@@ -57,6 +59,39 @@ def test_copies_are_told_beside_a_running_number_of_the_row():
     with pytest.raises(ValueError, match="2 copies of 400 rows"):
         evaluate(twice, 0)
     evaluate(thompson_frame().reset_index(), 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_part_of_a_log_that_is_there_twice_is_refused_without_ids_too(seed):
+    log = uniform_frame(seed=seed)
+    for part in (log.iloc[100:200], log.iloc[-60:]):
+        with pytest.raises(ValueError, match="are copies of those from row") as refused:
+            check_repeated_rows(dict(pandas.concat([log, part], ignore_index=True)))
+        num_rows = int(re.search(r"the (\d+) rows from row", str(refused.value))[1])
+        assert len(part) <= num_rows < len(part) + 10  # rows beside the block may be equal by chance
+    spliced = pandas.concat([log.iloc[:150], log.iloc[50:150], log.iloc[150:]], ignore_index=True)
+    with pytest.raises(ValueError, match=r"the 100 rows from row 1\d\d are copies of those from row \d\d,"):
+        check_repeated_rows(dict(spliced))
+
+
+def test_rare_events_and_long_logs_have_equal_blocks_by_chance():
+    rng = np.random.default_rng(0)
+    for num_rows, rate, share in ((2000, 0.01, 0.01), (2000, 0.05, 0.5), (20_000, 0.3, 0.5), (5000, 0.001, 0.05)):
+        arm, reward = rng.random(num_rows) < share, rng.random(num_rows) < rate
+        check_repeated_rows({"arm": arm * 1, "reward": reward * 1.0, "propensity": np.where(arm, share, 1 - share)})
+
+
+@pytest.mark.parametrize(
+    "make", [lambda n: np.arange(n), lambda n: pandas.date_range("2026-01-01", periods=n, freq="min")]
+)
+def test_rows_out_of_order_stand_in_the_first_lines_of_the_verdict(make):
+    log = thompson_frame().assign(decided=make(400))
+    assert "order" not in evaluate(log, 0).verdict
+    found = evaluate(log.sample(frac=1.0, random_state=0), 0)
+    line = found.verdict.splitlines()[1]
+    assert line.startswith("Caution") and "'decided' is earlier than in the row before" in line
+    texts = log.assign(decided=log.decided.astype(str)) if log.decided.dtype.kind == "M" else log
+    assert len(evaluate(texts.iloc[::-1], 0).cautions) == len(found.cautions) == 1
 
 
 def test_imported_plays_that_came_twice_are_refused():

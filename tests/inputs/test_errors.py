@@ -170,13 +170,13 @@ EVALUATIONS = {
     "an unknown arm in a pair": (((0, "zz"),), {}, "target names the arm 'zz'"),
     "a share of an unknown arm": (({"zz": 1.0},), {}, "target names the arms"),
     "shares that do not add up": (({0: 0.3},), {}, "add up to 1"),
-    "an unknown baseline": ((0,), {"baseline": "zz"}, "target names the arm 'zz'"),
+    "an unknown baseline": ((0,), {"baseline": "zz"}, "baseline names the arm 'zz'"),
     "a baseline beside a pair": (((0, 1),), {"baseline": 1}, "baseline was given with a pair"),
     "a level": ((0,), {"level": 95}, "level must lie strictly inside"),
     "a level as text": ((0,), {"level": "95%"}, "level must lie strictly inside"),
     "bounds in the wrong order": ((0,), {"bounds": (1.0, 0.0)}, "bounds must be"),
     "bounds that a reward exceeds": ((0,), {"bounds": (0.0, 0.5)}, "row 1 has the reward 1"),
-    "a baseline for a selector": ((selectors.thompson(),), {"baseline": "zz"}, "target names the arm 'zz'"),
+    "a baseline for a selector": ((selectors.thompson(),), {"baseline": "zz"}, "baseline names the arm 'zz'"),
 }
 
 

@@ -40,7 +40,7 @@ from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import check_count, check_text
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector
@@ -94,10 +94,7 @@ def compare(
     Raises:
         ValueError: if an argument is invalid.
     """
-    if not isinstance(reward_model, RewardModel):
-        raise ValueError(
-            f"reward_model must be a RewardModel, got {reward_model!r}: give RewardModel(program, num_arms)"
-        )
+    check_reward_model(reward_model, "reward_model")
     if engines is None:
         engines = _MOVING_ENGINES if reward_model.moving_sites else _DEFAULT_ENGINES
     factories = _labelled(engines)
@@ -105,6 +102,8 @@ def compare(
         raise ValueError(f"reference must be an engine factory, such as engines.nuts, got {reference!r}")
     if not callable(say):
         raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
+    if name is not None:
+        check_text(name, "name")
     check_count(num_samples, "num_samples", 20)
     check_count(num_runs, "num_runs", 2)
     check_count(seed, "seed", 0)

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from ppl_bandit.comparison.output.tables import ranking_text
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -47,11 +49,20 @@ def rank_models(
         seed: random seed.
         say: called with a line per program.
     """
+    if not isinstance(models, Mapping):
+        raise ValueError(f"models must be {{name: RewardModel}}, got {models!r}")
+    check_count(num_samples, "num_samples")
+    check_count(num_runs, "num_runs", 2)
+    check_count(seed, "seed", 0)
+    if not callable(say):
+        raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
+    for name, model in models.items():
+        check_reward_model(model, f"models[{name!r}]")
     if len(models) < 2:
         raise ValueError(f"models must have at least two programs, got {list(models)}; use compare() for one program")
     given: dict[str, Interaction] = {}
     for name, model in models.items():
-        own = data if isinstance(data, Interaction) else data[name]
+        own: Any = data if isinstance(data, Interaction) or not isinstance(data, Mapping) else data.get(name)
         with jax.enable_x64(True):
             given[name] = check_data(model, own, Arms(model.num_arms, None))
     _check_same(given, models)

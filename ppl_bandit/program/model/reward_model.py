@@ -29,6 +29,18 @@ from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 __all__ = ["RewardModel"]
 
 
+def check_reward_model(model: Any, argument: str) -> None:
+    """Refuse a program or another value in place of a reward model.
+
+    Raises:
+        ValueError: says what to give instead.
+    """
+    if not isinstance(model, RewardModel):
+        raise ValueError(
+            f"{argument} must be a RewardModel, got {model!r}: wrap a program as RewardModel(program, num_arms)"
+        )
+
+
 class RewardModel:
     """A NumPyro program of the reward, with its number of arms, an example context and the names of its outcomes.
 
@@ -178,8 +190,13 @@ class RewardModel:
         """A warning about the expected rewards; "" if they differ between arms and are as accurate as floating point allows."""
         if not self._facts.uses_arm:
             return (
-                "all arms have the same expected reward, whatever the data: the program does not use `arm`; index the latents "
-                "by it, as in `rate[arm]`"
+                "all arms have the same expected reward, whatever the data: the program does not use `arm`, or all arms get "
+                "the same value of what it computes from it, as in `0 * arm`; index the latents by it, as in `rate[arm]`"
+            )
+        if self._facts.idle_arm is not None:
+            return (
+                f"nothing can be learnt about arm {self._facts.idle_arm}: the program multiplies all latents by 0 for it, as "
+                "with a jax.nn.one_hot that has fewer entries than there are arms; give every arm an entry of its own"
             )
         return means.MONTE_CARLO_NOTE if self._mean_method is means.MONTE_CARLO else ""
 

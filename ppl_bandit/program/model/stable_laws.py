@@ -1,18 +1,21 @@
-"""Truncated normal laws whose density and mean hold far in a tail, where those of NumPyro overflow.
+"""Laws whose density and mean hold where those of NumPyro overflow: truncated normal and Laplace laws far in a tail.
 
 NumPyro divides by a difference of distribution functions. Eight standard deviations out that difference rounds to 0, so the
-density is infinite and the mean is nan. Here the log of the difference is computed from `log_ndtr`, and mean and variance by
-quadrature of the density relative to its largest value.
+density is infinite and the mean is nan. Here the log of the difference is computed from the log of the distribution function.
+Mean and variance of a truncated normal law come from quadrature of the density relative to its largest value; a truncated
+Laplace law consists of two truncated exponential laws. The density of a Kumaraswamy law at 0 and 1 is its own.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import log_ndtr, xlogy
 from jaxtyping import Array
-from numpyro.distributions import Distribution, Normal
+from numpyro.distributions import Distribution, Kumaraswamy, Laplace, Normal
 from numpyro.distributions.truncated import (
     LeftTruncatedDistribution,
     RightTruncatedDistribution,
@@ -22,17 +25,18 @@ from numpyro.distributions.truncated import (
 __all__ = ["stable"]
 
 _NUM_NODES = 64
+_SMALL_WIDTH = 1e-3  # of an interval, in units of the scale; then a series in the width
 _LOG_SMALL = 37.0  # exp(-37) is the resolution of float64
 
 
 def stable(fn: Any) -> Any:
-    """Return a distribution with a stable density and mean in place of a truncated normal one; others are returned as given."""
-    own = _CLASSES.get(type(fn))
-    if own is not None and isinstance(fn.base_dist, Normal):
+    """Return a distribution with a stable density and mean in place of a truncated one; others are returned as given."""
+    inner = getattr(fn, "base_dist", None)
+    own = _CLASSES.get((type(fn), type(inner)))
+    if own is not None:
         fn = copy.copy(fn)
         fn.__class__ = own
         return fn
-    inner = getattr(fn, "base_dist", None)
     if isinstance(inner, Distribution):
         better = stable(inner)
         if better is not inner:
@@ -41,16 +45,32 @@ def stable(fn: Any) -> Any:
     return fn
 
 
-class _TruncatedNormal:
-    """The formulas shared by the three kinds of truncation; in standard units the law is Normal(0, 1) on (a, b)."""
+class _KumaraswamyAtEnds:
+    """The density at 0 and 1, where that of NumPyro is finite although it is 0 or infinite."""
 
-    base_dist: Normal
+    concentration1: Any
+    concentration0: Any
+
+    def log_prob(self, value: Any) -> Array:
+        a, b = self.concentration1, self.concentration0
+        is_end = (value <= 0.0) | (value >= 1.0)
+        at_end = xlogy(a - 1.0, value) + xlogy(b - 1.0, 1.0 - value) + jnp.log(a) + jnp.log(b)
+        inside = super().log_prob(  # type: ignore[misc]
+            jnp.where(is_end, 0.5, value)
+        )
+        return jnp.where(is_end, jax.lax.stop_gradient(at_end), inside)
+
+
+class _Truncated:
+    """The formulas shared by the three kinds of truncation; in standard units the law is symmetric about 0, on (a, b)."""
+
+    base_dist: Any
     batch_shape: tuple[int, ...]
     low: Any = -np.inf
     high: Any = np.inf
 
     def log_prob(self, value: Any) -> Array:
-        return self.base_dist.log_prob(value) - _log_mass(*self._standard_bounds())
+        return self.base_dist.log_prob(value) - _log_mass(*self._standard_bounds(), self._log_cdf)
 
     @property
     def mean(self) -> Array:
@@ -66,6 +86,17 @@ class _TruncatedNormal:
             jnp.broadcast_to(jnp.asarray((end - loc) / scale, float), self.batch_shape) for end in (self.low, self.high)
         )
         return a, b
+
+    def _log_cdf(self, z: Array) -> Array:
+        raise NotImplementedError
+
+    def _moments(self) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+
+class _TruncatedNormal(_Truncated):
+    def _log_cdf(self, z: Array) -> Array:
+        return log_ndtr(z)
 
     def _moments(self) -> tuple[Array, Array]:
         """Return mean and variance, by quadrature from the end of the interval that is closer to the location.
@@ -94,21 +125,52 @@ class _TruncatedNormal:
         return anchor + sign * scale * mean_step, scale**2 * variance
 
 
-def _log_mass(a: Array, b: Array) -> Array:
-    """Return the logarithm of the mass of Normal(0, 1) between a and b."""
+class _TruncatedLaplace(_Truncated):
+    def _log_cdf(self, z: Array) -> Array:
+        return jnp.where(z < 0, jnp.log(0.5) + z, jnp.log1p(-0.5 * jnp.exp(-jnp.abs(z))))
+
+    def _moments(self) -> tuple[Array, Array]:
+        """Return mean and variance from the parts on both sides of the location, each a truncated exponential law."""
+        a, b = self._standard_bounds()
+        means, variances, log_masses = [], [], []
+        for low, high in ((-jnp.minimum(b, 0.0), -jnp.minimum(a, 0.0)), (jnp.maximum(a, 0.0), jnp.maximum(b, 0.0))):
+            width = high - low
+            known = jnp.where(jnp.isfinite(width) & (width < 700.0), width, 700.0)  # exp(-700) is 0 beside 1
+            large = jnp.maximum(known, _SMALL_WIDTH)
+            is_small = known < _SMALL_WIDTH
+            means.append(low + jnp.where(is_small, known / 2.0 - known**2 / 12.0, 1.0 - large / jnp.expm1(large)))
+            half = large / 2.0
+            variances.append(jnp.where(is_small, known**2 / 12.0, 1.0 - (half / jnp.sinh(half)) ** 2))
+            log_masses.append(-low + jnp.log(-jnp.expm1(-known)))
+        total = jnp.logaddexp(*log_masses)
+        left, right = (jnp.exp(own - total) for own in log_masses)
+        # The nearer end of the interval keeps the digits that the location would lose.
+        mean = right * means[1] - left * means[0]
+        variance = left * variances[0] + right * variances[1] + left * right * (means[0] + means[1]) ** 2
+        loc, scale = self.base_dist.loc, self.base_dist.scale
+        beyond_low, beyond_high = a > 0, b < 0
+        anchor = jnp.where(beyond_low, self.low, jnp.where(beyond_high, self.high, loc))
+        step = jnp.where(beyond_low, means[1] - a, jnp.where(beyond_high, -(means[0] + b), mean))
+        return anchor + scale * step, scale**2 * variance
+
+
+def _log_mass(a: Array, b: Array, log_cdf: Callable[[Array], Array]) -> Array:
+    """Return the logarithm of the mass of a law that is symmetric about 0 between a and b."""
     is_flipped = a + b > 0  # differences are taken in the lower tail
     lower, upper = jnp.where(is_flipped, -b, a), jnp.where(is_flipped, -a, b)
-    top = log_ndtr(upper)
+    top = log_cdf(upper)
     is_bounded = jnp.isfinite(lower)
-    drop = log_ndtr(jnp.where(is_bounded, lower, upper - 1.0)) - top
+    drop = log_cdf(jnp.where(is_bounded, lower, upper - 1.0)) - top
     return top + jnp.where(is_bounded, jnp.log(-jnp.expm1(drop)), 0.0)
 
 
-def _class(base: type) -> type:
-    return type(base.__name__, (_TruncatedNormal, base), {"__module__": __name__})
+def _class(law: type, base: type) -> type:
+    return type(base.__name__, (law, base), {"__module__": __name__})
 
 
 _CLASSES = {
-    base: _class(base)
+    (base, inner): _class(law, base)
     for base in (LeftTruncatedDistribution, RightTruncatedDistribution, TwoSidedTruncatedDistribution)
+    for inner, law in ((Normal, _TruncatedNormal), (Laplace, _TruncatedLaplace))
 }
+_CLASSES[Kumaraswamy, type(None)] = _class(_KumaraswamyAtEnds, Kumaraswamy)

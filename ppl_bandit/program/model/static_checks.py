@@ -1,6 +1,6 @@
 """Checks of a program on its jaxpr: dependence of its densities, index ranges, callbacks and derivatives."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
+from ppl_bandit.program.jaxpr.arm_reads import reads_of_latents, tells_rows_apart
 from ppl_bandit.program.jaxpr.entry_reads import DATA, connected_components
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges, sizes_indexed_by
 from ppl_bandit.program.jaxpr.interpreter import dependencies
@@ -27,13 +28,14 @@ _MAX_INTEGER = 3
 
 def check_dependence(
     spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
-) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...], bool]:
+) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...], bool, int | None]:
     """Check on the jaxpr what the prior and the expected reward depend on, and that arm indices stay in range.
 
     Returns:
         Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; for
         every leaf of the context the largest integer that may replace a 0 of the example; the limits of contexts that are
-        indices; and whether the outcomes or the expected reward depend on the arm.
+        indices; whether the outcomes or the expected reward depend on the arm; and an arm, the first or the last, for which
+        they depend on no latent.
     """
     arm, context = spec.one_row_per_arm()
     outcomes: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
@@ -95,14 +97,29 @@ def check_dependence(
             f"with num_arms={spec.num_arms} the program indexes an axis of {larger[0]} latents by arm, so that some of them "
             f"belong to no arm: make the plate and num_arms agree, num_arms={larger[0]} for instance"
         )
-    uses_arm = spec.num_arms == 1 or any("arm" in own for own in found[num_prior:])
+    uses_arm = spec.num_arms == 1 or (
+        any("arm" in own for own in found[num_prior:]) and tells_rows_apart(closed, known, first)
+    )
+    idle = [arm for arm in sorted({0, spec.num_arms - 1}) if not _reads_latents(closed, leaves, labels, arm, num_prior)]
     is_read = np.array([[(name,) in own for name in spec.outcomes] for own in found[num_prior + 1 :]])
     group = connected_components(is_read | np.eye(len(spec.outcomes), dtype=bool))
     groups = tuple(
         tuple(name for name, own in zip(spec.outcomes, group, strict=True) if own == label)
         for label in np.unique(group)
     )
-    return groups, largest, limits, uses_arm
+    return groups, largest, limits, uses_arm, idle[0] if idle and latents else None
+
+
+def _reads_latents(
+    closed: ClosedJaxpr, leaves: Sequence[Any], labels: Sequence[frozenset], arm: int, num_prior: int
+) -> bool:
+    """Return whether the expected reward or the density of an outcome depends on a latent if all rows have one arm."""
+    sources = [next(iter(label)) for label in labels]
+    args = [
+        np.full_like(leaf, arm) if source == "arm" else source == "latents"
+        for leaf, source in zip(leaves, sources, strict=True)
+    ]
+    return any(reads_of_latents(closed, args)[num_prior:])
 
 
 def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:

@@ -43,6 +43,7 @@ class ProgramFacts(NamedTuple):
         index_limits: of contexts that are indices.
         fingerprint: returns the `program_fingerprint`, computed once.
         uses_arm: whether anything that the program computes for a row depends on its arm.
+        idle_arm: an arm for which everything is the same at all latents, because the program multiplies them by 0.
         may_leave_domains: whether an outcome's arguments may leave their domains far out in the prior.
     """
 
@@ -58,6 +59,7 @@ class ProgramFacts(NamedTuple):
     index_limits: tuple[IndexLimit, ...]
     fingerprint: Callable[[], str | None]
     uses_arm: bool = True
+    idle_arm: int | None = None
     may_leave_domains: bool = False
 
 
@@ -89,14 +91,14 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
     spec = ProgramSpec(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
         moves = support_depends_on_latents(spec, shapes)
-        groups, largest, limits, uses_arm = check_dependence(spec, shapes, has_expected_reward)
+        groups, largest, limits, uses_arm, idle_arm = check_dependence(spec, shapes, has_expected_reward)
         mean_method = None if has_expected_reward else choose_mean_method(spec)
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
         may_leave = check_domains(spec)
         moving = find_moving_sites(spec, shapes, trace)
     found = shapes, kinds, mean_method, moves, groups, largest, moving, limits
-    return ProgramFacts(outcomes, context, *found, fingerprint, uses_arm, may_leave)
+    return ProgramFacts(outcomes, context, *found, fingerprint, uses_arm, idle_arm, may_leave)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from ppl_bandit import engines
+from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.numbers import check_count
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunks, trace_chunk
@@ -77,7 +77,7 @@ class TrialSimulator:
 
         with jax.enable_x64(True):
             check_units(design, lambda: run_once(draw_prior))
-            built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
+            built = as_engine(model, engine)
             first = NO_ARM if control is None else control
             self.setting = make_setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
@@ -168,10 +168,7 @@ def check_kinds(model: Any, design: Any) -> None:
     Raises:
         ValueError: says what to give instead.
     """
-    if not isinstance(model, RewardModel):
-        raise ValueError(
-            f"model must be a RewardModel, got {model!r}: wrap a program as RewardModel(program, num_arms)"
-        )
+    check_reward_model(model, "model")
     if not isinstance(design, Design):
         raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
 
@@ -191,7 +188,10 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
     is_numbers = isinstance(scenario, int | float | Sequence | np.ndarray) and not isinstance(scenario, str | bool)
     if is_numbers and list(model.latent_shapes.values()) == [(model.num_arms,)]:
         (site,) = model.latent_shapes
-        values = np.asarray(scenario, float)
+        try:
+            values = np.asarray(scenario, float)
+        except (TypeError, ValueError):  # it holds no numbers
+            values = np.empty(0)
         if values.shape in ((), (model.num_arms,)):
             return _checked(model, {site: np.broadcast_to(values, (model.num_arms,))}, name)
     raise ValueError(

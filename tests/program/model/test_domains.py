@@ -121,6 +121,27 @@ def test_a_truncated_normal_far_in_its_tail_has_a_mean_and_a_density(a, b, is_do
             assert np.isfinite(edge) and abs(mass - 1.0) < (1e-4 if is_double else a**2 * 1e-6 + 1e-4)
 
 
+@pytest.mark.parametrize("ends", [(60.0, None), (None, -60.0), (900.0, 901.0), (-1.0, 2.0), (None, 0.5), (-0.25, 0.25)])
+def test_a_truncated_laplace_law_has_a_mean_and_a_density_also_far_in_its_tail(ends):
+    low, high = ends
+    build = dist.TruncatedDistribution
+    with jax.enable_x64(True):
+        law = stable(
+            build(dist.Laplace(0.0, 1.5), **{k: 1.5 * v for k, v in (("low", low), ("high", high)) if v is not None})
+        )
+        first = max(-80.0, low) if low is not None else high - 80.0 if high < 0 else -80.0
+        last = first + 80.0 if high is None else high
+        grid = np.linspace(first, last, 400_001)
+        density = np.exp(-np.abs(grid) + np.abs(grid).min())
+        mass = np.trapezoid(density, grid)
+        mean = np.trapezoid(density * grid, grid) / mass
+        variance = np.trapezoid(density * (grid - mean) ** 2, grid) / mass
+        # The grid's error is step^2 / 12 of a density with slope 1, and that of its kink at 0.
+        np.testing.assert_allclose(law.mean, 1.5 * mean, rtol=1e-7, atol=1e-7)
+        np.testing.assert_allclose(law.variance, 2.25 * variance, rtol=1e-6)
+        np.testing.assert_allclose(law.log_prob(1.5 * grid[::5000]), np.log(density[::5000] / mass / 1.5), atol=1e-6)
+
+
 def test_wrapped_laws_are_stable_too_and_others_are_as_they_were():
     law = dist.TruncatedNormal(jnp.zeros((2, 3)), 1.0, low=70.0).to_event(1).mask(True)
     assert np.all(np.isfinite(stable(law).log_prob(jnp.full((2, 3), 71.0))))
@@ -150,6 +171,16 @@ def test_a_beta_outcome_at_0_or_1_is_outside_its_support():
     model = RewardModel(beta_outcome, A)
     rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
     assert model.in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"].tolist() == [False, True, False, True]
+
+
+def test_a_kumaraswamy_outcome_at_0_or_1_is_outside_its_support():
+    def program(arm):
+        shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
+        numpyro.sample("reward", dist.Kumaraswamy(shape[arm], 2.0))
+
+    rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
+    found = RewardModel(program, A).in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"]
+    assert found.tolist() == [False, True, False, True]
 
 
 @pytest.mark.slow
@@ -183,6 +214,48 @@ def test_a_program_without_its_arm_is_noted():
 
     assert "does not use `arm`" in RewardModel(program, 2).expected_reward_note
     assert RewardModel(program, 1).expected_reward_note == ""
+
+
+SHARED = {
+    "zero times the arm": lambda rate, arm: rate[0 * arm],
+    "an index that all arms round to": lambda rate, arm: rate[arm // 10],
+    "a table with one value": lambda rate, arm: rate[jnp.array([1, 1, 1])[arm]],
+    "a weight of zero": lambda rate, arm: rate[0] + 0.0 * arm * rate[1],
+    "a one_hot of one entry from the second arm on": lambda rate, arm: rate[0] * jax.nn.one_hot(0 * arm, 1)[..., 0],
+}
+APART = {
+    "own rates": lambda rate, arm: rate[arm],
+    "two arms that share": lambda rate, arm: rate[jnp.array([0, 0, 1])[arm]],
+    "a one_hot": lambda rate, arm: jax.nn.one_hot(arm, 3) @ rate,
+    "a real function of the arm": lambda rate, arm: jax.nn.sigmoid(rate[0] * jnp.sin(1.0 + arm)),
+    "a choice": lambda rate, arm: jnp.where(arm == 0, rate[0], rate[1]),
+    "an offset": lambda rate, arm: 0.5 * rate[0] + 0.1 * arm,
+    "an arm whose rate is known": lambda rate, arm: jnp.where(arm == 2, 0.5, rate[arm]),
+    "a one_hot with a reference arm": lambda rate, arm: 0.5 * (rate[2] + jax.nn.one_hot(arm, 2) @ rate[:2]),
+}
+
+
+def rates_by(value):
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([3]))
+        numpyro.sample("reward", dist.Bernoulli(value(rate, arm)))
+
+    return program
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_arms_that_share_one_rate_are_noted(case):
+    assert "the same expected reward" in RewardModel(rates_by(SHARED[case]), 3).expected_reward_note
+
+
+@pytest.mark.parametrize("case", APART)
+def test_arms_with_rates_of_their_own_are_not(case):
+    assert RewardModel(rates_by(APART[case]), 3).expected_reward_note == ""
+
+
+def test_an_arm_beyond_a_one_hot_is_noted():
+    note = RewardModel(rates_by(lambda rate, arm: jax.nn.one_hot(arm, 2) @ rate[:2]), 3).expected_reward_note
+    assert "nothing can be learnt about arm 2" in note
 
 
 def test_a_model_takes_a_program_for_any_number_of_arms():
