@@ -164,7 +164,7 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         show(f"DAMAGED at position {damage.position}: {damage.reason}")
     skipped = found.num_decisions - found.num_checked - found.num_erased
     if found.position is not None:
-        show(f"the decision at position {found.position} differs: {found.difference}")
+        show(f"the record at position {found.position} differs: {found.difference}")
         return result, 1
     before = f"; {skipped} from before the change at event {header.last_change} were not checked" if skipped else ""
     erased = f"; {found.num_erased} were erased, or follow a reward that was" if found.num_erased else ""

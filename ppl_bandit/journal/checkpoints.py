@@ -7,7 +7,7 @@ the digest that it had then, and it was written by the same experiment with the 
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,18 +20,23 @@ from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
-from ppl_bandit.posterior.learning import Learner, start
+from ppl_bandit.posterior.learning import Learner, draw, start
 from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
 __all__ = [
     "Checkpoint",
+    "announced_checkpoints",
+    "checkpoint_difference",
     "load_checkpoint",
     "make_checkpoint",
     "restore_learner",
     "save_checkpoint",
 ]
+
+_NUM_COMPARED = 20  # draws
+_TOLERANCE = 1e-6  # rounding on another processor, relative to the largest draw
 
 
 class Checkpoint(NamedTuple):
@@ -78,19 +83,14 @@ def make_checkpoint(
         trees: pytrees of arrays to store with it.
     """
     learner, history = projection.learner, projection.history
-    header = _learner_header(learner) | {
+    header = {
+        **_learner_header(learner),
+        **_stream_header(projection),
         "is_partial": projection.task.is_partial,
         "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
-        "num_rows": len(history),
-        "num_completed": history.num_completed,
         "position": projection.position,
         "head": experiment.store.digest_at(experiment.name, projection.position),
         "next_number": experiment.num_decisions,
-        "num_played": projection.num_played.tolist(),
-        "retired": sorted(projection.retired),
-        "is_paused": projection.is_paused,
-        "look": None if projection.look is None else dict(projection.look),
-        "num_late": projection.num_late,
     }
     contents = write_archive(header | dict(fields or {}), _learner_trees(learner) | dict(trees or {}))
     body = {"position": projection.position, "num_rows": len(history), "contents": _digest(contents)}
@@ -106,12 +106,8 @@ def load_checkpoint(
         projection: the state before the first event.
         least: the position that it must have learnt.
     """
-    for at, contents in store.checkpoints(name):
+    for _, header, trees in announced_checkpoints(store, name):
         try:
-            announced = [event for event in store.read(name, at - 1, at + 1) if event.kind == CHECKPOINT]
-            if not announced or announced[0].body["contents"] != _digest(contents):
-                continue
-            header, trees = read_archive(contents)
             position, digest = header["position"], header["head"]
             if header["stamp"] != _stamp(identity, len(projection.task.arms)) or position < least:
                 continue
@@ -133,6 +129,53 @@ def load_checkpoint(
         }
         return Checkpoint(position, digest, fields, header["num_rows"], header["num_completed"], header["next_number"])
     return None
+
+
+def announced_checkpoints(store: SqlStore, name: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Yield the position of the event that announces a checkpoint, its header and its trees, newest first.
+
+    Contents that are not those that the event announces are left out.
+    """
+    for at, contents in store.checkpoints(name):
+        try:
+            announced = [event for event in store.read(name, at - 1, at + 1) if event.kind == CHECKPOINT]
+            if announced and announced[0].body["contents"] == _digest(contents):
+                yield at, *read_archive(contents)
+        except (ValueError, KeyError, TypeError, DamagedEvent):
+            continue
+
+
+def checkpoint_difference(projection: Projection, header: Mapping[str, Any], trees: Mapping[str, Any]) -> str:
+    """Return how a stored posterior differs from the replayed one at its position, in words; empty if they agree.
+
+    Both are compared by draws with the same random numbers. A posterior that does not fit the engine is not compared: opening
+    an experiment does not read it.
+    """
+    for name, replayed in _stream_header(projection).items():
+        if header.get(name) != replayed:
+            return f"the stored {name} is {header.get(name)}, the replayed one is {replayed}"
+    try:
+        stored = draw(restore_learner(projection, header, trees), _NUM_COMPARED)
+    except (ValueError, KeyError, TypeError):
+        return ""
+    for site, replayed in draw(projection.learner, _NUM_COMPARED).items():
+        gap = float(np.max(np.abs(stored[site] - replayed), initial=0.0))
+        if not gap <= _TOLERANCE * (1.0 + float(np.max(np.abs(replayed), initial=0.0))):
+            return f"draws of {site!r} from the stored and from the replayed posterior differ by {gap:.2g}"
+    return ""
+
+
+def _stream_header(projection: Projection) -> dict[str, Any]:
+    """Return what a projection holds beside its learner, as JSON values; its stream determines them."""
+    return {
+        "num_rows": len(projection.history),
+        "num_completed": projection.history.num_completed,
+        "num_played": projection.num_played.tolist(),
+        "retired": sorted(projection.retired),
+        "is_paused": projection.is_paused,
+        "look": None if projection.look is None else dict(projection.look),
+        "num_late": projection.num_late,
+    }
 
 
 def _learner_header(learner: Learner) -> dict[str, Any]:

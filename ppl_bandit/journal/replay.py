@@ -1,4 +1,4 @@
-"""Replay a stream: make every decision again from its events and the program, and compare."""
+"""Replay a stream: make every decision again from its events and the program, and compare; stored posteriors likewise."""
 
 import bisect
 from collections import Counter
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.journal.checkpoints import announced_checkpoints, checkpoint_difference
 from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
@@ -30,7 +31,7 @@ class ReplayResult(NamedTuple):
     Attributes:
         num_decisions: number of decisions in the stream.
         num_checked: number of decisions made again; those before the last change of the experiment cannot be.
-        position: of the first decision that differs; None if all agree.
+        position: of the first decision, look or checkpoint that differs; None if all agree.
         difference: in words.
         num_erased: decisions that cannot be made again: a context that they depend on was erased with its unit.
     """
@@ -54,6 +55,8 @@ def replay(
 ) -> ReplayResult:
     """Make the decisions beyond a position again, in order, and stop at the first that differs.
 
+    The looks, and the posteriors that are stored as checkpoints, are compared too.
+
     A process may record a decision after another process recorded a reward that the first had not read yet. Such a late
     decision is made again from the projection before that reward, which is kept until then. The stream is read
     twice: to find the late decisions, and to fold it.
@@ -70,6 +73,7 @@ def replay(
     kept: dict[int, Projection] = {}
     num_checked, num_erased, is_started, has_erased_rows = 0, 0, False, False
     has_context = task.model.context is not None
+    checkpoints = list(announced_checkpoints(store, name))
     for batch in read_batches(store, name, 0, whole=True):
         first = batch[0].position
         if batch[-1].position <= after:
@@ -103,6 +107,11 @@ def replay(
             if difference_of_look:
                 return ReplayResult(num_decisions, num_checked, first, difference_of_look)
         experiment.fold(batch)
+        for at, header, trees in checkpoints if not (has_context and has_erased_rows) else ():
+            if header.get("position") in range(first, batch[-1].position + 1):
+                difference_of_checkpoint = checkpoint_difference(experiment.projection, header, trees)
+                if difference_of_checkpoint:
+                    return ReplayResult(num_decisions, num_checked, at, difference_of_checkpoint)
         if advance is not None:
             advance(len(batch))
     return ReplayResult(num_decisions, num_checked, num_erased=num_erased)

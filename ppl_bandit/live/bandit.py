@@ -40,7 +40,7 @@ from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repe
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
-from ppl_bandit.live.files.saved_bandit import read_bandit, save_bandit
+from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.reward_rows import learn_rows
@@ -547,7 +547,7 @@ class Bandit(ReadableBandit):
             ValueError: if the file was altered, or the program or a setting differs.
         """
         allow_changed = check_flag(allow_changed, "allow_changed")
-        if is_earlier_file(path):
+        if is_earlier_file(checked_path(path)):
             earlier = EarlierFile.read(path)
             bandit = cls(program, **earlier.arguments(context, engine, selector))
             earlier.restore(bandit._experiment, allow_changed)

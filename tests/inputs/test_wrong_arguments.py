@@ -76,6 +76,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
     rows, sizes = Interaction(np.array([0, 1]), np.array([0.0, 1.0])), {"num_steps": 5, "num_realizations": 2}
     journal = Journal(tmp_path / "e.db")
     Bandit(model, num_samples=20, journal=journal)
+    bandit.save(tmp_path / "saved")
     for module, name in (
         (evaluate_module, "follow_posterior"),
         (evaluate_module, "engine_of"),
@@ -103,6 +104,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
             {"reward_model": model, "path": {"rate": np.ones((3, 2)) / 2}},
         ),
         "Bandit": (Bandit, {"program": clicks, "num_arms": 2}),
+        "Bandit.load": (Bandit.load, {"path": tmp_path / "saved", "program": clicks}),
         "Online": (Online, {"program": line}),
         "Online.update": (Online(line).update, {"outcomes": {"y": [1.0]}}),
         "Online.posterior": (Online(line).posterior, {}),
@@ -142,6 +144,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
         "erase": {"unit": "zz"},
         "retire_arm": {"arm": 7},
         "evaluate": {"target": 0},
+        "save": {"path": tmp_path / "saved"},
         "expire": {"older_than": 3600.0},
     }
     for name in (

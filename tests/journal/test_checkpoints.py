@@ -1,5 +1,6 @@
 """Checkpoints follow from their stream, or are not read; opening with one reads only what came after it."""
 
+import hashlib
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from shared_models import bernoulli_bandit
 
 from ppl_bandit import Journal, JournalError
 from ppl_bandit.journal import open_experiment
+from ppl_bandit.journal.checkpoints import make_checkpoint
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.replay import replay
 from ppl_bandit.runtime.archive import read_archive, write_archive
 
 NUM_EVENTS = 20
@@ -75,6 +79,50 @@ def test_a_checkpoint_that_does_not_follow_from_the_stream_is_not_read_and_notic
     play(whole, NUM_EVENTS // 2)
     bandit = bernoulli_bandit(journal=path)
     assert counts(bandit) == counts(whole) and bandit.num_rewards == NUM_EVENTS // 2
+
+
+def replayed(bandit):
+    experiment = bandit._experiment
+    header = read_header(experiment.store, "default")
+    task, prior = bandit._build(list(header.identity["arms"]))
+    return replay(experiment.store, "default", header.last_change, task, prior, bandit._build)
+
+
+def count_twice(header, trees):
+    header.update(num_rows=2 * header["num_rows"])
+
+
+def retire(header, trees):
+    header.update(retired=[0])
+
+
+def lose_the_last_reward(header, trees):
+    header.update(position=header["position"] - 2)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (swap_arms, "draws of 'rate' from the stored"),
+        (count_twice, "num_rows is 20"),
+        (retire, "retired is [0]"),
+        (lose_the_last_reward, "num_rows is 10, the replayed one is 9"),
+    ],
+)
+def test_replay_finds_a_forged_posterior_that_the_chain_announces(path, change, words):
+    with bernoulli_bandit(journal=path) as bandit:
+        found = replayed(bandit)
+        assert (found.num_checked, found.position) == (NUM_EVENTS // 2, None)
+        experiment, store = bandit._experiment, bandit._journal.store
+        event, contents = make_checkpoint(experiment, experiment.projection)
+        header, trees = read_archive(contents)
+        change(header, trees)
+        forged = write_archive(header, trees)
+        event.body["contents"] = hashlib.sha256(forged).hexdigest()
+        store.write_checkpoint("default", event, forged)
+        store.check("default")  # the chain is whole
+        found = replayed(bandit)
+        assert found.position == store.last_position("default") and words in found.difference
 
 
 def test_opening_reads_the_events_after_the_checkpoint_and_no_others(path, monkeypatch):

@@ -1,5 +1,6 @@
 """Journals under faults: processes that are really killed, full disks, files that are no journals."""
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from shared_models import bernoulli_bandit
 
 from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
@@ -129,6 +131,21 @@ def test_a_full_disk_is_a_clear_error_loses_nothing_and_goes_on(tmp_path):
         decided = [event.decision for event in journal.events() if event.kind == DECIDED]
     assert set(told["made"]) <= set(decided)
     assert len(decided) == len(told["made"]) + 1 + 3
+
+
+def test_a_call_on_a_locked_file_ends_within_its_timeout(tmp_path):
+    """The limit is for the whole call, however many statements of it wait for the lock."""
+    with Journal(tmp_path / "j.db", timeout=1.0) as journal:
+        bandit = bernoulli_bandit(journal=journal)
+        decision = bandit.select()
+        with contextlib.closing(sqlite3.connect(tmp_path / "j.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            for call in (bandit.select, lambda: bandit.update(decision, 1), lambda: bandit.expire(0.0)):
+                started = time.monotonic()
+                with pytest.raises(JournalError):
+                    call()
+                assert time.monotonic() - started < 3.0  # 1 s, and the machine may be busy
+        assert bandit.update(decision, 1) is not False and bandit.num_rewards == 1
 
 
 def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):

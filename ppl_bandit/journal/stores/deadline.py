@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ppl_bandit.journal.stores.store import JournalTimeout
+from ppl_bandit.runtime.process_exit import begin_call, end_call
 
 __all__ = ["call_within", "held", "seconds_left"]
 
@@ -38,10 +39,14 @@ def _limited(now: float, seconds: float) -> Iterator[None]:
     if outer[0] is not None and outer[0] < now - _STALE:  # left by a call that Ctrl-C ended
         outer = (None, 0.0)
     try:
+        if outer[0] is None:
+            begin_call()
         _CALL.deadline, _CALL.seconds = now + seconds, seconds
         yield
     finally:
         _CALL.deadline, _CALL.seconds = outer
+        if outer[0] is None:
+            end_call()
 
 
 def seconds_left() -> float:

@@ -22,7 +22,7 @@ from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.runtime.archive import read_archive
 
-__all__ = ["SavedBandit", "build_context", "read_bandit", "save_bandit"]
+__all__ = ["SavedBandit", "build_context", "checked_path", "read_bandit", "save_bandit"]
 
 
 class SavedBandit(NamedTuple):
@@ -41,7 +41,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
     Raises:
         ValueError: if the path is not a regular file, or a journal that is open.
     """
-    target = Path(_checked_path(path)).resolve()  # a symbolic link stays, and its target is replaced
+    target = Path(checked_path(path)).resolve()  # a symbolic link stays, and its target is replaced
     mode = 0o600
     if target.exists():
         mode = target.stat().st_mode
@@ -79,7 +79,7 @@ def read_bandit(path: str | PathLike, context: Any, engine: Any, selector: Any) 
     """
     store = SqlStore(MemoryBackend())
     try:
-        with Journal(Path(_checked_path(path)), read_only=True) as source:
+        with Journal(Path(path), read_only=True) as source:
             names = source.experiments()
             if len(names) != 1:
                 raise JournalError(f"it has the experiments {names}: open it with Bandit(..., journal=, name=)")
@@ -108,6 +108,13 @@ def build_context(form: Any, leaves: Iterator[Any]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
+def checked_path(path: Any) -> str | PathLike:
+    """Return a path; refuse what is none, and an empty one."""
+    if not isinstance(path, str | PathLike) or not os.fspath(path):
+        raise ValueError(f"path must be the path of a file, got {path!r}")
+    return path
+
+
 def _context_form(tree: Any) -> Any:
     """Return the structure of a pytree of dicts, lists and tuples as JSON values; None for other containers."""
     if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
@@ -117,9 +124,3 @@ def _context_form(tree: Any) -> Any:
         inner = [_context_form(item) for item in tree]
         return None if None in inner else {type(tree).__name__: inner}
     return "leaf" if hasattr(tree, "dtype") else None
-
-
-def _checked_path(path: Any) -> str | PathLike:
-    if not isinstance(path, str | PathLike) or not os.fspath(path):
-        raise ValueError(f"path must be the path of a file, got {path!r}")
-    return path
