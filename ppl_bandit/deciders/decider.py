@@ -179,7 +179,8 @@ class Decider:
             try:
                 with self._backend.listen(channel_of(self._experiment.name)) as wait:
                     while not self._closed.is_set():
-                        self._experiment.refresh()
+                        with self._experiment.call():
+                            self._experiment.refresh()
                         self._read_at, self._reason = time.monotonic(), ""
                         until = self._read_at + self._poll
                         while not self._closed.is_set() and time.monotonic() < until:
