@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
     from ppl_bandit.comparison import compare
+    from ppl_bandit.deciders.decider import Decider
+    from ppl_bandit.deciders.sealer import Sealer
     from ppl_bandit.evaluation.evaluate import evaluate
     from ppl_bandit.evaluation.evaluation import Evaluation
     from ppl_bandit.evaluation.rejection import evaluate_by_rejection
@@ -52,6 +54,7 @@ __all__ = [
     "Bandit",
     "BanditError",
     "Capabilities",
+    "Decider",
     "Decision",
     "Design",
     "Engine",
@@ -71,6 +74,7 @@ __all__ = [
     "OperatingCharacteristics",
     "RequestIdReused",
     "RewardModel",
+    "Sealer",
     "Selection",
     "Selector",
     "Slate",
@@ -93,6 +97,7 @@ __all__ = [
 # Names are imported on first use, so that the command line prints its help without importing JAX.
 _HOMES = {
     "Bandit": "live.bandit",
+    "Decider": "deciders.decider",
     "Decision": "live.decisions",
     "Slate": "live.decisions",
     "Design": "trials.design",
@@ -109,6 +114,7 @@ _HOMES = {
     "JournalTimeout": "journal.stores.store",
     "NotCertified": "posterior.fallback",
     "RewardModel": "program.model.reward_model",
+    "Sealer": "deciders.sealer",
     "Online": "online",
     "compare": "comparison",
     "Tuned": "simulation.standings",

@@ -24,7 +24,7 @@ LEVELS = (
     ("evaluation",),
     ("trials",),
     ("live",),
-    ("paper", "comparison"),
+    ("paper", "comparison", "deciders"),
     ("__init__",),
     ("serving",),
     ("commands",),

@@ -282,7 +282,10 @@ def _verify(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
     head = journal.head(name)
     compared = "" if arguments.head is None else ", and agrees with the given head"
     show(f"{name}: the chain of digests is whole{compared}; its head is {head}")
-    return {"name": name, "damage": None, "head": head}, 0
+    num_unsealed = journal.num_unsealed(name)
+    if num_unsealed:
+        show(f"{num_unsealed} decisions of deciders are recorded beside it and not sealed yet: a Sealer does that")
+    return {"name": name, "damage": None, "head": head, "num_unsealed": num_unsealed}, 0
 
 
 def _bandit(header: ExperimentHeader, spec: str, **place: Any) -> Bandit:

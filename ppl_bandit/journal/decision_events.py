@@ -188,6 +188,8 @@ def decision_events(
             "num_candidates": selection.num_candidates,
             "propensities": selection.propensities,
         }
+        if projection.digest:
+            body["snapshot"] = projection.digest
         if recorded_mask is not None:
             body["allowed"] = recorded_mask
         if leaves is not None:

@@ -63,6 +63,7 @@ class Experiment:
         build: returns the task and the prior for a list of arms; called when arms are added.
         burn_in: number of decisions that each arm gets before the selector chooses among all.
         identity: program and settings as recorded; None if they are not recorded yet.
+        lane: random number stream of this process; the empty one is left as soon as another process uses it.
     """
 
     def __init__(
@@ -73,12 +74,13 @@ class Experiment:
         build: BuildTask,
         burn_in: int = 0,
         identity: Mapping[str, Any] | None = None,
+        lane: str = "",
     ):
         self.store, self.name, self.burn_in = store, name, burn_in
         self.projection = self.initial = projection
         self.identity = identity
         self.fold_lock = threading.RLock()  # a thread that replaces `projection` holds it
-        self._learn = GroupedCalls[LearnRequest](self._learning_turn, self._learn_all)
+        self._learn = GroupedCalls[LearnRequest](self.learning_turn, self._learn_all)
         self._learning = threading.RLock()
         self.settled_until = 0  # no decision up to this position is overdue
         self.checkpoint_position = 0  # of the last checkpoint that this process has read or written
@@ -86,7 +88,7 @@ class Experiment:
         self._build = build
         self._numbering = threading.Lock()
         self._next_number = 0
-        self._lane = ""
+        self.lane = lane
 
     @property
     def history(self) -> History:
@@ -191,7 +193,7 @@ class Experiment:
         remaining[list(chosen)] = False
         number = self._next_number + len(chosen)
         mask = self._playable(projection, remaining)
-        return np.asarray(choose_arms(projection, self._lane, [number], context, mask, is_batch=False)[0].propensities)
+        return np.asarray(choose_arms(projection, self.lane, [number], context, mask, is_batch=False)[0].propensities)
 
     def _record(
         self,
@@ -214,16 +216,17 @@ class Experiment:
             while True:
                 with self._numbering:
                     first, last = self._next_number, self._next_number + num
-                    self._next_number, lane = last, self._lane
+                    self._next_number, lane = last, self.lane
                 try:
                     events = make(projection, lane, range(first, last))
                     recorded = self.store.append(self.name, events, keys=keys(events))
                 except DecisionNumberTaken:  # by another process: use a random number stream of our own
-                    self._lane = self._lane or new_id()[:12]
+                    self.lane = self.lane or new_id()[-12:]  # it begins with the time
                     projection = self.catch_up()
                 except BaseException:
                     with self._numbering:
-                        if self._next_number == last:  # no other thread took a later number: this one is used again
+                        # No other thread took a later number: this one is used again. In a lane nothing refuses it twice.
+                        if self._next_number == last and not lane:
                             self._next_number = first
                     raise
                 else:
@@ -243,7 +246,7 @@ class Experiment:
         with call_within(self.store.timeout):
             return self._learn(LearnRequest(report, repeat))
 
-    def _learning_turn(self) -> contextlib.AbstractContextManager:
+    def learning_turn(self) -> contextlib.AbstractContextManager:
         """Return the context in which this process learns; with rivals, it waits until none of them learns."""
         return self._rivals_turn() if self._has_rivals else held(self._learning)
 

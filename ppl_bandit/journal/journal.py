@@ -106,6 +106,10 @@ class Journal:
             self.store.check_name(name)
         self.store.check(name, kept, since=None)
 
+    def num_unsealed(self, name: str = "default") -> int:
+        """Return the number of decisions that deciders have recorded and no `Sealer` has moved into the stream yet."""
+        return self.store.num_staged(check_text(name, "name"))
+
     def close(self) -> None:
         """Close the connection; bandits that use this journal then raise JournalError."""
         self.store.close()

@@ -52,6 +52,7 @@ class Projection(NamedTuple):
         is_paused: whether new decisions are refused.
         look: body of the last look at a designed experiment; None before the first.
         num_late: number of rewards that came after their decisions had expired.
+        digest: of the event at its position, if it is a published snapshot; decisions record it.
     """
 
     position: int
@@ -64,6 +65,7 @@ class Projection(NamedTuple):
     is_paused: bool = False
     look: Mapping[str, Any] | None = None
     num_late: int = 0
+    digest: str = ""
 
     @property
     def allocation(self) -> Sequence[float] | None:

@@ -91,7 +91,7 @@ class PostgresBackend:
 
     blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
 
-    is_private = False
+    is_private, can_stage = False, True
 
     def data_version(self, execute: Execute) -> int | None:
         """Return None: the end of a stream is read anew in every transaction."""
@@ -126,6 +126,17 @@ class PostgresBackend:
             if is_first:
                 self._turn.release()
 
+    @contextlib.contextmanager
+    def listen(self, channel: str) -> Iterator[Callable[[float], bool]]:
+        """Listen to a channel on a connection of its own.
+
+        Yields:
+            A function that waits for a notification, at most so many seconds, and returns whether one came.
+        """
+        with self._psycopg.connect(**self._options()) as connection:
+            connection.execute(self._psycopg.sql.SQL("LISTEN {}").format(self._psycopg.sql.Identifier(channel)))
+            yield lambda seconds: any(True for _ in connection.notifies(timeout=seconds, stop_after=1))
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.close(timeout=1.0)
@@ -145,7 +156,7 @@ class PostgresBackend:
 
         if not locks:
             return work(execute, is_again)
-        begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL synchronous_commit TO on"]
+        begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
         begin += [f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})" for name in locks]
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
         result = work(execute, is_again)
@@ -178,7 +189,7 @@ class PostgresBackend:
         """Set the server's own limits for a new connection."""
         names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         statements = [f"SET {name} TO {int(1000 * self.timeout)}" for name in names]
-        statements += ["SET default_transaction_isolation TO 'read committed'"]
+        statements += ["SET default_transaction_isolation TO 'read committed'", "SET synchronous_commit TO on"]
         statements += ["SET default_transaction_read_only TO on"] if self.read_only else []
         connection.execute("; ".join(statements))
 

@@ -26,6 +26,7 @@ from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, E
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
+from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, read_staged, seal_staged
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
 from ppl_bandit.journal.stores.tables import COLUMNS, IS_SETTING, VERSION_WITH_HEADS, event_from_row
 
@@ -59,6 +60,7 @@ class Backend(Protocol):
         version: of the journal's tables.
         read_only: whether nothing can be written.
         is_private: whether no other store can write.
+        can_stage: whether deciders may record decisions beside the stream.
         blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
     """
 
@@ -68,6 +70,7 @@ class Backend(Protocol):
     version: int
     read_only: bool
     is_private: bool
+    can_stage: bool
 
     def data_version(self, execute: Execute) -> int | None:
         """Return a number that changes if another connection writes; None if there is none."""
@@ -100,6 +103,7 @@ class SqlStore:
         self._pid = os.getpid()
         self._ends: dict[str, End] = {}  # of streams, as this store has left them at `_data_version`
         self._data_version: int | None = None
+        self._has_staging = False  # as far as was seen
         self._unwritten: list[tuple[str, Event, End]] = []  # recorded events of a private store that no table has yet
         self._writing = threading.Lock()
         self._append = GroupedCalls[AppendRequest](lambda: held(self._writing), self._append_all)
@@ -246,7 +250,12 @@ class SqlStore:
         return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
-        """Return all events of some decisions, in order; unknown decisions are left out."""
+        """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed."""
+        found = self._find(experiment, decisions)
+        missing = [decision for decision in decisions if decision not in found]
+        return found | self._find(experiment, missing) if missing and self.seal(experiment) else found
+
+    def _find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         found: dict[str, list[Event]] = defaultdict(list)
         for _, event, _ in self._unwritten[:]:
             if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
@@ -336,6 +345,49 @@ class SqlStore:
                 )
             )
 
+    def last_checkpoint(self, experiment: str) -> int:
+        """Return the position of the event that announces the newest checkpoint; 0 if there is none."""
+        statement = "SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?"
+        return int(self._query(statement, experiment)[0][0] or 0)
+
+    def prepare_staging(self) -> None:
+        """Create the tables of staged decisions.
+
+        Raises:
+            JournalError: if the journal is not in PostgreSQL.
+        """
+        if not self._backend.can_stage:
+            raise JournalError(f"{self._backend.label}: deciders need a journal in PostgreSQL")
+        self._run(lambda execute, is_again: [execute(statement) for statement in STAGING_TABLES], ["ppl_bandit tables"])
+
+    def new_stream(self) -> str:
+        """Return an identifier of a random number stream, which no other process gets."""
+        return "d{}".format(*self._query("SELECT nextval('ppl_bandit_streams')")[0])
+
+    def notify(self, channel: str, text: str) -> None:
+        """Tell the deciders that listen to a channel."""
+        self._query("SELECT pg_notify(?, ?)", channel, text)
+
+    def seal(self, experiment: str) -> int:
+        """Append the decisions that deciders have staged to the stream, and return the number of their calls."""
+        if self._backend.read_only or not self.num_staged(experiment):
+            return 0
+        num_sealed = 0
+        with call_within(self.timeout), held(self._writing):
+            while num := self._run(lambda execute, is_again: seal_staged(execute, experiment), [experiment]):
+                num_sealed += num
+                if num < MAX_PARAMETERS:
+                    break
+        return num_sealed
+
+    def num_staged(self, experiment: str) -> int:
+        """Return the number of decisions that are not sealed yet."""
+        if not self._backend.can_stage:
+            return 0
+        self._has_staging = self._has_staging or self._run(lambda execute, is_again: has_staging(execute))
+        statement = "SELECT COALESCE(SUM(num_decisions), 0) FROM ppl_bandit_staged WHERE experiment = ?"
+        return int(self._query(statement, experiment)[0][0]) if self._has_staging else 0
+
     def copy_to(self, other: "SqlStore", experiment: str) -> None:
         """Copy an experiment, as it is now, to a store that does not have it."""
         heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", experiment)
@@ -362,6 +414,20 @@ class SqlStore:
         statement = "SELECT digest FROM ppl_bandit_events WHERE experiment = ? AND position = ?"
         rows = self._query(statement, experiment, position)
         return str(rows[0][0]) if rows else ""
+
+    def _digests(self, experiment: str, positions: Sequence[int]) -> dict[int, str]:
+        """Return the digests of the events at some positions."""
+        found: dict[int, str] = {}
+        for start in range(0, len(positions), MAX_PARAMETERS):
+            some = positions[start : start + MAX_PARAMETERS]
+            rows = self._query(
+                "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? AND position IN "
+                f"({', '.join('?' * len(some))})",
+                experiment,
+                *some,
+            )
+            found |= {row[0]: row[1] for row in rows}
+        return found
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments."""
@@ -399,6 +465,9 @@ class SqlStore:
         position, digest = since or (0, "")
         sealed: list[Event] = []
         announced: dict[int, str] = {}
+        versions: dict[
+            int, tuple[int, str]
+        ] = {}  # position of a snapshot: that of a decision, and the digest it recorded
         for row in self._rows_with_digest(experiment, position):
             position += 1
             event = Event._make((*row[:7], bool(row[7]), row[8], {}))
@@ -407,6 +476,12 @@ class SqlStore:
                 return Damage(position, "the event does not follow from those before it")
             if '"personal":' in row[9]:
                 sealed.append(Event._make((*row[:7], bool(row[7]), row[8], decode(row[9]))))
+            if row[1] == DECIDED and '"snapshot":' in row[9]:
+                with ReadingEvent(experiment, position):
+                    body = decode(row[9])
+                    at, claimed = body["absorbed"], body["snapshot"]
+                if at >= position or versions.setdefault(at, (position, claimed))[1] != claimed:
+                    return Damage(position, "the decision names a snapshot that is not in the stream before it")
             if row[1] == CHECKPOINT:
                 with ReadingEvent(experiment, position):
                     announced[position] = decode(row[9])["contents"]
@@ -422,6 +497,17 @@ class SqlStore:
                 joined(event, parts.get(event.position))
             except ValueError as error:
                 return Damage(event.position, str(error))
+        staged = (
+            self._run(lambda execute, is_again: read_staged(execute, experiment)) if self.num_staged(experiment) else []
+        )
+        for event in (event for call in staged for event in call):
+            versions.setdefault(event.body["absorbed"], (position + 1, event.body.get("snapshot", "")))
+        digests = self._digests(experiment, list(versions))
+        for at, (made, claimed) in versions.items():
+            if claimed != digests.get(at):
+                return Damage(
+                    made, f"the decision names a snapshot of position {at} with another digest than the event there"
+                )
         if announced and since is None:  # checkpoints of version 0.1.0 are announced by no event, and are never read
             for at, contents in self.checkpoints(experiment):
                 if announced.get(at) != hashlib.sha256(contents).hexdigest():

@@ -114,7 +114,7 @@ class SqliteBackend:
         "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND owner = ?"
     )
 
-    is_private = False
+    is_private = can_stage = False
 
     def data_version(self, execute: Execute) -> int | None:
         """Return a number that changes if another connection writes."""

@@ -1,0 +1,243 @@
+"""A decider: decisions from the newest snapshot of an experiment, recorded beside its stream."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ppl_bandit.deciders.snapshots import SnapshotExperiment, channel_of
+from ppl_bandit.inputs.numbers import as_seconds, check_text
+from ppl_bandit.journal.events import DECIDED, Event
+from ppl_bandit.journal.identity import arguments_from_identity
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.stores.appending import AppendRequest
+from ppl_bandit.journal.stores.deadline import call_within, held
+from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
+from ppl_bandit.journal.stores.location import check_location, parse_location
+from ppl_bandit.journal.stores.postgres import PostgresBackend
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.staged import stage
+from ppl_bandit.journal.stores.store import JournalError, Key
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.live.decisions import Decision, Slate
+from ppl_bandit.live.views import ReadableBandit
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Engine, Selector
+
+__all__ = ["Decider", "DeciderHealth"]
+
+_PAUSE = 0.5  # seconds before the journal is tried again, and at most until `close` is seen
+
+
+class DeciderHealth(NamedTuple):
+    """State of a decider.
+
+    Attributes:
+        is_working: whether decisions can be recorded, and the newest snapshot could be read.
+        reason: why not; empty if so.
+        version: position of the last event that its snapshot has learnt.
+        seconds_since_read: since it last made sure that it has the newest snapshot.
+        stream: identifier of its random number stream.
+        num_decisions: made by this decider.
+    """
+
+    is_working: bool
+    reason: str
+    version: int
+    seconds_since_read: float
+    stream: str
+    num_decisions: int
+
+
+class Decider:
+    """Decide from the newest posterior of an experiment in PostgreSQL that another process learns.
+
+    It reads no rewards, so its cost does not depend on them. Rewards go to the bandit that learns, whose process has a
+    `Sealer`. A decision is durable when it is returned.
+
+    Args:
+        url: of the journal, in PostgreSQL.
+        name: of the experiment, which a `Bandit` has opened.
+        program: that the experiment was opened with; all settings are those that it was opened with.
+        context: the example context, for a program that takes one.
+        engine: the engine factory, if it is not part of this library.
+        selector: the selector, if it is not part of this library.
+        poll_every: seconds, or a timedelta, after which it looks for a snapshot if none was announced.
+        timeout: seconds that a call may take.
+
+    Raises:
+        JournalError: if the journal cannot be used, has no such experiment, or it was recorded with another program.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        program: Callable | RewardModel,
+        *,
+        context: Any = None,
+        engine: Callable[[RewardModel], Engine] | None = None,
+        selector: Selector | None = None,
+        poll_every: Any = 1.0,
+        timeout: float = 60.0,
+    ):
+        self._poll = as_seconds(poll_every, "poll_every")
+        place = parse_location(check_location(url))
+        if isinstance(place, Path):
+            raise JournalError(
+                "a decider needs a journal in PostgreSQL, and this is a file: processes on one machine share a file with "
+                "Bandit(..., journal=path)"
+            )
+        backend = PostgresBackend(place, as_seconds(timeout, "timeout"))
+        store = _StagingStore(backend)
+        try:
+            store.check_name(check_text(name, "name"))
+            store.prepare_staging()
+            identity = read_header(store, name).identity
+            arguments = {"context": context} | arguments_from_identity(identity, engine, selector)
+            journal = Journal.of(store, backend.label)
+            self._bandit = _SnapshotBandit(program, journal=journal, name=name, **arguments)
+        except BaseException:
+            store.close()
+            raise
+        self._experiment, self._store, self._backend = self._bandit.follow(store.new_stream()), store, backend
+        self._num_decisions, self._counting = 0, threading.Lock()
+        self._reason, self._read_at, self._closed = "", time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="ppl_bandit decider", daemon=True)
+        self._thread.start()
+
+    def warm_up(self, batches: bool = False) -> None:
+        """Wait until the first decision is compiled; with `batches`, those of `select_many` too."""
+        self._bandit.warm_up(batches)
+
+    def select(
+        self,
+        context: Any = None,
+        allowed: Any = None,
+        *,
+        size: int | None = None,
+        unit: str | None = None,
+        request_id: str | None = None,
+    ) -> Decision | Slate:
+        """Decide which arm to play, and record the decision; as `Bandit.select`."""
+        options: Any = {"size": size, "unit": unit, "request_id": request_id}
+        made = self._bandit.select(context, allowed, **options)
+        self._count(len(made.decisions) if isinstance(made, Slate) else 1)
+        return made
+
+    def select_many(
+        self,
+        contexts: Any = None,
+        *,
+        num_decisions: int | None = None,
+        allowed: Any = None,
+        units: Sequence[str | None] | None = None,
+        request_ids: Sequence[str | None] | None = None,
+    ) -> list[Decision]:
+        """Make many decisions at once; as `Bandit.select_many`."""
+        options: Any = {"allowed": allowed, "units": units, "request_ids": request_ids}
+        made = self._bandit.select_many(contexts, num_decisions=num_decisions, **options)
+        self._count(len(made))
+        return made
+
+    def health(self) -> DeciderHealth:
+        """Return whether decisions can be recorded, and how new the posterior behind them is; it never raises JournalError."""
+        reason, experiment = self._reason, self._experiment
+        try:
+            experiment.catch_up()
+            self._store.ping()
+        except JournalError as error:
+            reason = str(error)
+        seconds = time.monotonic() - self._read_at
+        return DeciderHealth(
+            not reason, reason, experiment.projection.position, seconds, experiment.lane, self._num_decisions
+        )
+
+    def close(self) -> None:
+        """Close the connections; later calls raise JournalError."""
+        self._closed.set()
+        self._thread.join()
+        self._bandit._is_closed = True
+        self._store.close()
+
+    def __enter__(self) -> "Decider":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def _count(self, num: int) -> None:
+        with self._counting:
+            self._num_decisions += num
+
+    def _follow(self) -> None:
+        """Load every snapshot that is announced, and look for one after `poll_every` seconds without."""
+        while not self._closed.is_set():
+            try:
+                with self._backend.listen(channel_of(self._experiment.name)) as wait:
+                    while not self._closed.is_set():
+                        with self._experiment.call():
+                            self._experiment.refresh()
+                        self._read_at, self._reason = time.monotonic(), ""
+                        until = self._read_at + self._poll
+                        while not self._closed.is_set() and time.monotonic() < until:
+                            if wait(min(_PAUSE, self._poll)):
+                                break
+            except Exception as error:  # told by `health`; decisions go on from the snapshot that is there
+                self._reason = str(error)
+                self._closed.wait(_PAUSE)
+
+
+class _SnapshotBandit(Bandit):
+    """A bandit that decides from snapshots, once it follows them."""
+
+    def follow(self, lane: str) -> SnapshotExperiment:
+        """Begin with the state that was opened."""
+        opened = self._experiment
+        self._experiment = followed = SnapshotExperiment(
+            opened.store,
+            opened.name,
+            opened.initial,
+            self._build,
+            opened.burn_in,
+            opened.identity or {},
+            lane,
+            opened.projection,
+            opened.num_decisions,
+        )
+        return followed
+
+    def _catch_up(self, *, wait: bool = True) -> Projection:
+        return ReadableBandit._catch_up(self, wait=wait)  # the bandit that learns settles overdue decisions
+
+
+class _StagingStore(SqlStore):
+    """A store that records decisions beside the stream; those that need a key, for a unit or a request, go into the stream."""
+
+    def __init__(self, backend: PostgresBackend):
+        super().__init__(backend)
+        self._stage = GroupedCalls[AppendRequest](lambda: held(self._writing), self._stage_all)
+
+    def append(
+        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+    ) -> list[Event]:
+        """Record decisions, all or none; they are durable when this returns. Threads share a statement."""
+        if keys or any(event.kind != DECIDED for event in events):
+            return super().append(experiment, events, after, keys)
+        with call_within(self.timeout):
+            return self._stage(AppendRequest(experiment, events, None))
+
+    def _stage_all(self, requests: Sequence[AppendRequest]) -> None:
+        try:
+            self._run(lambda execute, is_again: stage(execute, requests, is_again))
+        except Exception as error:
+            for request in requests:
+                request.error = error
+            if not isinstance(error, JournalError):
+                raise
+            return
+        for request in requests:
+            request.result = list(request.events)

@@ -1,0 +1,129 @@
+"""Snapshots: the posterior that one process publishes, and that others decide from.
+
+A snapshot is a checkpoint. Its event in the chain announces the digest of its contents, and the contents hold the position and
+the digest of the last event that it has learnt, so it can be neither forged nor newer than the chain it names. A
+decision records both, and replay makes the posterior again from the events up to that position.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.journal.checkpoints import load_checkpoint, make_checkpoint
+from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.identity import identity_differences
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.projection import Projection, initial_projection
+from ppl_bandit.journal.stores.deadline import held
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import JournalError
+
+__all__ = ["SnapshotExperiment", "channel_of", "is_changed", "publish"]
+
+
+def channel_of(experiment: str) -> str:
+    """Return the channel on which the snapshots of an experiment are announced."""
+    return f"ppl_bandit_{hashlib.sha256(experiment.encode()).hexdigest()[:32]}"
+
+
+def is_changed(projection: Projection, published: Projection | None, burn_in: int) -> bool:
+    """Return whether decisions from a projection may differ from those of the last that was published."""
+    if published is None:
+        return True
+    names = ("learner", "task", "retired", "is_paused", "look")
+    if any(getattr(projection, name) is not getattr(published, name) for name in names):
+        return True
+    return burn_in > 0 and bool((np.minimum(projection.num_played, burn_in) > published.num_played).any())
+
+
+def publish(experiment: Experiment, published: Projection | None = None) -> Projection:
+    """Store the posterior as a snapshot and announce it, unless it is the one that was published last.
+
+    Returns:
+        The projection that is published now.
+    """
+    with experiment.call(), experiment.learning_turn():  # an event between would make a call that learns begin anew
+        projection = experiment.catch_up()
+        if published is not None and not is_changed(projection, published, experiment.burn_in):
+            return published
+        experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, projection))
+        experiment.checkpoint_position = projection.position
+        experiment.store.notify(channel_of(experiment.name), str(projection.position))
+        return projection
+
+
+class SnapshotExperiment(Experiment):
+    """An experiment whose projection is the newest snapshot; it folds no events.
+
+    Args:
+        projection: before the first event.
+        lane: random number stream of its decisions, of this process alone.
+        start: the projection to begin with.
+        next_number: of its first decision.
+    """
+
+    def __init__(
+        self,
+        store: SqlStore,
+        name: str,
+        projection: Projection,
+        build: BuildTask,
+        burn_in: int,
+        identity: Mapping[str, Any],
+        lane: str,
+        start: Projection,
+        next_number: int,
+    ):
+        super().__init__(store, name, projection, build, burn_in, identity, lane)
+        self._rebuild = build
+        self._refusal = ""  # why no decision can be made
+        self._newest = 0  # position of the last checkpoint that was looked at
+        self.restore(start._replace(digest=store.digest_at(name, start.position)), next_number)
+
+    def catch_up(self, *, wait: bool = True) -> Projection:
+        """Return the newest snapshot that `refresh` has loaded."""
+        if self._refusal:
+            raise JournalError(self._refusal)
+        return self.projection
+
+    def refresh(self) -> bool:
+        """Load the newest snapshot, if there is one that is not loaded, and return whether there was.
+
+        Raises:
+            JournalError: if the journal cannot be read, or the experiment goes on with another program or other settings.
+        """
+        newest = self.store.last_checkpoint(self.name)
+        if newest == self._newest:
+            return False
+        identity = dict(self.identity or {})
+        checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
+        if checkpoint is None:  # of other arms, or another program
+            header = read_header(self.store, self.name)
+            differences = identity_differences(header.identity, identity)
+            if differences:
+                self._refusal = (
+                    f"the experiment {self.name!r} was changed while this decider was open: {'; '.join(differences)}. "
+                    "Start the decider again with the program that it has now"
+                )
+                raise JournalError(self._refusal)
+            if len(header.names) > len(self.initial.task.arms):
+                self.initial = initial_projection(*self._rebuild(header.names))
+                checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
+        self._newest = newest
+        with held(self.fold_lock):
+            if checkpoint is None or checkpoint.position <= self.projection.position:
+                return False
+            fields = checkpoint.fields | {"position": checkpoint.position, "digest": checkpoint.digest}
+            self.restore(self.initial._replace(**fields), max(self.num_decisions, checkpoint.next_number))
+        return True
+
+    def _fold_own(self, decisions: Sequence[Event]) -> None:
+        """Count own decisions, for the burn-in."""
+        with held(self.fold_lock):
+            num_played = self.projection.num_played.copy()
+            for event in decisions:
+                num_played[event.arm] += 1
+            self.projection = self.projection._replace(num_played=num_played)

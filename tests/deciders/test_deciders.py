@@ -1,0 +1,258 @@
+"""Several deciders and one bandit that learns, on a real PostgreSQL server."""
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from shared_models import bernoulli_bandit, bernoulli_parts
+
+from ppl_bandit import Decider, ExperimentStopped, Journal, JournalError, Sealer
+from ppl_bandit.commands.cli import main
+from ppl_bandit.journal.events import DECIDED, REWARDED
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.replay import replay
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
+sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
+import postgres_server  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    postgres_server.find_binaries() is None, reason="no PostgreSQL server here: install Debian's postgresql"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = postgres_server.Server()
+    yield server
+    server.remove()
+
+
+def open_decider(url, name, **options):
+    model, engine = bernoulli_parts(3)
+    return Decider(url, name, model, engine=engine, **options)
+
+
+def change(url, statement, *parameters):
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(statement, parameters).rowcount
+
+
+def wait_for(condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def replayed(bandit):
+    experiment = bandit._experiment
+    initial = experiment.initial
+    last_change = read_header(experiment.store, experiment.name).last_change
+    return replay(experiment.store, experiment.name, last_change, initial.task, initial.prior, experiment._build)
+
+
+def test_decisions_of_two_deciders_are_sealed_rewarded_and_replayed(server):
+    name = "two"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, Sealer(bandit, publish_every=0.02) as sealer:
+        with open_decider(server.url, name) as first, open_decider(server.url, name) as second:
+            made, errors = [], []
+
+            def work(decider):
+                try:
+                    for _ in range(15):
+                        made.extend([decider.select(), *decider.select_many(num_decisions=3)])
+                except Exception as error:  # a thread's failure must fail the test
+                    errors.append(error)
+
+            threads = [threading.Thread(target=work, args=(decider,)) for decider in (first, second) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            num_rewarded = 0
+            while any(thread.is_alive() for thread in threads):
+                for decision in made[num_rewarded : num_rewarded + 5]:
+                    bandit.update(decision.id, num_rewarded % 2)  # whether it is sealed or not
+                    num_rewarded += 1
+            for thread in threads:
+                thread.join()
+            assert not errors
+            rewarded = [event for event in bandit._journal.events(name) if event.kind == REWARDED]
+            wait_for(lambda: min(first.health().version, second.health().version) >= rewarded[-1].position)
+            assert first.health().is_working and first.health().num_decisions == 120
+            assert first.health().stream != second.health().stream
+            last = first.select()
+            assert last.version == sealer.health().version
+        bandit.update(last, 1)
+        assert len({decision.id for decision in made}) == len(made) == 240
+        assert len(bandit.pending()) == 240 - num_rewarded
+        decided = [event for event in bandit._journal.events(name) if event.kind == DECIDED]
+        assert {event.decision for event in decided} == {decision.id for decision in [*made, last]}
+        assert len({(event.lane, event.number) for event in decided}) == 241
+        result = replayed(bandit)
+        assert (result.num_decisions, result.num_checked, result.position) == (241, 241, None)
+        assert len({event.body["absorbed"] for event in decided}) > 1  # they followed the posterior
+        bandit._journal.verify(name)
+
+
+def test_a_decision_is_recorded_before_it_is_sealed_and_verify_counts_it(server, capsys):
+    name = "unsealed"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        made = decider.select_many(num_decisions=4)
+        with Journal(server.url, read_only=True) as journal:
+            journal.verify(name)
+            assert journal.num_unsealed(name) == 4
+            assert [event.kind for event in journal.events(name)] == ["opened"]
+        assert main(["journal", server.url, "verify", "--name", name]) == 0
+        assert "4 decisions of deciders are recorded beside it and not sealed yet" in capsys.readouterr().out
+        bandit.update(made[2].id, 1)  # seals
+        assert bandit._journal.num_unsealed(name) == 0
+        assert list(bandit.pending()["decision"]) == [made[0].id, made[1].id, made[3].id]
+
+
+def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
+    name = "retired"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        earlier = next(made for made in (decider.select() for _ in range(200)) if made.arm == 1)
+        bandit.retire_arm(1)
+        late = next(
+            made for made in (decider.select() for _ in range(200)) if made.arm == 1
+        )  # it holds the old version
+        position = bandit.health().position
+        with Sealer(bandit, publish_every=0.02):
+            wait_for(lambda: decider.health().version >= position)
+            assert all(made.arm != 1 for made in decider.select_many(num_decisions=64))
+            bandit.pause()
+            position = bandit.health().position
+            wait_for(lambda: decider.health().version >= position)
+            with pytest.raises(ExperimentStopped, match="paused"):
+                decider.select()
+            bandit.resume()
+        bandit.update(earlier, 1)
+        bandit.update(late, 0)
+        assert bandit.num_rewards == 2
+        assert replayed(bandit).position is None
+        bandit._journal.verify(name)
+
+
+def test_units_and_requests_have_one_decision_across_deciders(server):
+    name = "units"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as first, open_decider(server.url, name) as second:
+            found = {}
+
+            def work(decider, thread):
+                found[thread] = [decider.select(unit=f"unit {index}").id for index in range(10)]
+
+            pairs = [(first, 0), (second, 1), (bandit, 2)]
+            threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert found[0] == found[1] == found[2] and len(set(found[0])) == 10
+            assert first.select(request_id="r").id == second.select(request_id="r").id
+        assert replayed(bandit).position is None
+
+
+def test_a_forged_snapshot_is_not_used_and_verify_finds_it(server):
+    name = "forged"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        bandit.update(bandit.select(), 1)
+        with Sealer(bandit):
+            pass
+        true_version = bandit._experiment.store.checkpoints(name)[0][1]
+        change(
+            server.url, "UPDATE ppl_bandit_checkpoints SET contents = contents || '\\x00' WHERE experiment = %s", name
+        )
+        decider._experiment._newest = 0
+        before = decider.health().version
+        decider._experiment.refresh()
+        assert decider.health().version == before
+        with pytest.raises(JournalError, match="the checkpoint there is not the one that the event announces"):
+            bandit._journal.verify(name)
+        change(server.url, "UPDATE ppl_bandit_checkpoints SET contents = %s WHERE experiment = %s", true_version, name)
+        bandit._journal.verify(name)
+        decider.select()
+        forged = 'replace(events, \'"snapshot":"\', \'"snapshot":"0\')'
+        statement = f"UPDATE ppl_bandit_staged SET events = {forged} WHERE experiment = %s"
+        assert change(server.url, statement, name) == 1
+        with pytest.raises(JournalError, match="names a snapshot of position .* with another digest"):
+            bandit._journal.verify(name)
+        bandit._experiment.store.seal(name)  # the answer was given, so it is kept
+        with pytest.raises(JournalError, match="names a snapshot of position .* with another digest"):
+            bandit._journal.verify(name)
+
+
+def test_a_staged_decision_with_another_arm_is_found_by_replay(server):
+    name = "other arm"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+            decider.select()
+        forged = "replace(events, '\"num_candidates\":', '\"num_candidates\":9')"
+        statement = f"UPDATE ppl_bandit_staged SET events = {forged} "
+        assert change(server.url, statement + "WHERE experiment = %s", name) == 1
+        bandit._experiment.store.seal(name)
+        assert replayed(bandit).position == 2
+
+
+def test_a_staged_row_that_cannot_be_read_is_named(server):
+    name = "damaged"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+            decider.select()
+        change(server.url, "UPDATE ppl_bandit_staged SET events = '{}' WHERE experiment = %s", name)
+        for action in (lambda: bandit._journal.verify(name), lambda: Sealer(bandit)):
+            with pytest.raises(JournalError, match="the staged call '.*' of the experiment 'damaged' cannot be read"):
+                action()
+        change(server.url, "DELETE FROM ppl_bandit_staged WHERE experiment = %s", name)
+
+
+def test_decisions_survive_a_server_that_is_killed_and_are_recorded_once(server):
+    name = "restart"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, Sealer(bandit, publish_every=0.02):
+        with open_decider(server.url, name, poll_every=0.1) as decider:
+            made = [decider.select()]
+            server.stop()  # at once, as after a power cut
+            threading.Timer(0.5, server.start).start()
+            made += decider.select_many(num_decisions=2)  # waits, and is recorded once
+            made += [decider.select() for _ in range(5)]
+            bandit.update(made[1], 1)
+            wait_for(lambda: decider.health().version >= 3)  # it follows again
+        wait_for(lambda: bandit._journal.num_unsealed(name) == 0)
+        decided = [event.decision for event in bandit._journal.events(name) if event.kind == DECIDED]
+        assert sorted(decided) == sorted(decision.id for decision in made)
+        bandit._journal.verify(name)
+
+
+def test_wrong_arguments_are_refused_with_the_remedy(server, tmp_path):
+    model, engine = bernoulli_parts(2)
+    with pytest.raises(JournalError, match="a decider needs a journal in PostgreSQL"):
+        Decider(str(tmp_path / "journal.db"), "x", model)
+    with pytest.raises(JournalError, match="has no experiment 'nothing'"):
+        open_decider(server.url, "nothing")
+    with bernoulli_bandit() as in_memory, pytest.raises(JournalError, match="need a journal in PostgreSQL"):
+        Sealer(in_memory)
+    with bernoulli_bandit(journal=server.url, name="given") as bandit:
+        with pytest.raises((JournalError, ValueError), match="arms"):
+            Decider(server.url, "given", model, engine=engine)
+        with pytest.raises(ValueError, match="publish_every must be at least"):
+            Sealer(bandit, publish_every=0)
+        decider = open_decider(server.url, "given")
+        decider.close()
+        with pytest.raises(JournalError, match="closed"):
+            decider.select()
+        assert not decider.health().is_working
+
+
+def test_the_blocks_of_the_docs_page_run(server):
+    page = (Path(__file__).parents[2] / "docs" / "deciders.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    namespace = {"__name__": "__main__"}
+    for block in blocks:
+        exec(block.replace("postgresql://user@host/database", server.url), namespace)
+    assert len(blocks) == 2 and namespace["bandit"].num_rewards == 1
+    namespace["sealer"].close()
+    namespace["bandit"].close()
