@@ -138,5 +138,14 @@ def decide_with_others(url, own, queues, num_decisions, results, is_done):
     results.put(("posterior", own, (found["concentration1"].tolist(), found["concentration0"].tolist())))
 
 
+def ask_by_request(url, own, num_requests, pipe, barrier):
+    """Ask for the same requests and units as the other processes, in an order of its own, and tell each answer."""
+    bandit = open_bandit(url)
+    barrier.wait()
+    for i in random.Random(own).sample(range(num_requests), num_requests):
+        decision = bandit.select(request_id=f"request {i}", unit=f"unit {i}")
+        pipe.send((i, decision.id, decision.arm))
+
+
 if __name__ == "__main__":
     record_forever(sys.argv[1])

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -64,6 +65,32 @@ def test_killed_recorders_lose_nothing_that_was_acknowledged(tmp_path):
 @pytest.mark.parametrize("chunk", range(10))
 def test_five_hundred_killed_recorders_lose_nothing(tmp_path, chunk):
     assert kill_recorders(tmp_path / "j.db", 50, 1 + chunk) > 50
+
+
+@pytest.mark.slow
+def test_processes_that_ask_the_same_get_one_decision_also_if_one_is_killed(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ppl_bandit", "journal_children"])
+    url, num_requests = str(tmp_path / "j.db"), 60
+    journal_children.open_bandit(url).close()
+    barrier, children, pipes = context.Barrier(3), [], []
+    for own in range(3):
+        ours, theirs = context.Pipe()
+        children.append(
+            context.Process(target=journal_children.ask_by_request, args=(url, own, num_requests, theirs, barrier))
+        )
+        children[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    pipes[2].recv()
+    children[2].kill()  # which has asked for more than it told
+    one, two = ({i: answer for i, *answer in (pipe.recv() for _ in range(num_requests))} for pipe in pipes[:2])
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, -signal.SIGKILL]
+    assert one == two
+    with journal_children.open_bandit(url) as bandit:
+        assert sorted(bandit.pending()["decision"]) == sorted(name for name, _ in one.values())
 
 
 @pytest.mark.slow

@@ -138,10 +138,11 @@ def test_no_look_is_due_before_its_number_of_decisions():
     play(bandit, 3, dict.fromkeys(ARMS, 0.5))
     found = bandit.look()
     assert not found.is_due and found.look == 0 and found.next_look == 20 and "20 decisions, and 3" in str(found)
-    with pytest.raises(
-        ValueError, match="a look after 20 decisions, of which 17 are left: ask for at most 17, then call"
-    ):
-        bandit.select_many(num_decisions=18)
+    for asked in ({}, {"units": [f"unit {number}" for number in range(18)]}):
+        with pytest.raises(
+            ValueError, match="a look after 20 decisions, of which 17 are left: ask for at most 17, then call"
+        ):
+            bandit.select_many(num_decisions=18, **asked)
     assert len(bandit.select_many(num_decisions=17)) == 17 and bandit.look().is_due
 
 

@@ -301,6 +301,26 @@ def test_an_array_that_changes_after_a_model_was_built_is_named():
     model.expected_rewards(draws)
 
 
+@pytest.mark.slow  # compiles a program of its own
+def test_what_a_bandit_compiles_after_a_change_is_refused_and_what_it_compiled_before_is_as_it_was():
+    own = np.ones(A)
+
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+        numpyro.deterministic("expected_reward", rate[arm] * jnp.asarray(own)[arm])
+
+    bandit = Bandit(program, A, num_samples=20)
+    bandit.select()
+    own[0] = 1e3
+    probs = [bandit.select().best_arm_probs for _ in range(20)]
+    assert np.mean(probs, axis=0).max() < 0.8  # arm 0 would be the best in 399 of 400 draws
+    with pytest.raises(InvalidProgram, match="own.*has changed since the model was built"):
+        bandit.expected_rewards()
+    probs = [decision.best_arm_probs for decision in bandit.select_many(num_decisions=64)]
+    assert np.mean(probs, axis=0).max() < 0.8
+
+
 class Settings:
     def __init__(self):
         self.scale, self.prior, self.runs = 1.0, types.SimpleNamespace(width=np.ones(2)), 0.0
