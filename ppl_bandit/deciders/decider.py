@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.deciders.snapshots import SnapshotExperiment, channel_of
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.events import DECIDED, Event
@@ -36,10 +37,10 @@ class DeciderHealth(NamedTuple):
     """State of a decider.
 
     Attributes:
-        is_working: whether decisions can be recorded, and the newest snapshot could be read.
+        is_working: whether decisions can be recorded, and the posterior is at most `max_staleness` old.
         reason: why not; empty if so.
         version: position of the last event that its snapshot has learnt.
-        seconds_since_read: since it last made sure that it has the newest snapshot.
+        staleness: seconds since its snapshot was surely the newest posterior; infinite if no `Sealer` was seen.
         stream: identifier of its random number stream.
         num_decisions: made by this decider.
     """
@@ -47,7 +48,7 @@ class DeciderHealth(NamedTuple):
     is_working: bool
     reason: str
     version: int
-    seconds_since_read: float
+    staleness: float
     stream: str
     num_decisions: int
 
@@ -66,6 +67,8 @@ class Decider:
         engine: the engine factory, if it is not part of this library.
         selector: the selector, if it is not part of this library.
         poll_every: seconds, or a timedelta, after which it looks for a snapshot if none was announced.
+        max_staleness: seconds, or a timedelta, that the posterior may be old; `health` says when it is older.
+        refuse_stale: whether decisions are then refused; otherwise they go on.
         timeout: seconds that a call may take.
 
     Raises:
@@ -82,9 +85,13 @@ class Decider:
         engine: Callable[[RewardModel], Engine] | None = None,
         selector: Selector | None = None,
         poll_every: Any = 1.0,
+        max_staleness: Any = 1.0,
+        refuse_stale: bool = False,
         timeout: float = 60.0,
     ):
         self._poll = as_seconds(poll_every, "poll_every")
+        self._max_staleness = as_seconds(max_staleness, "max_staleness")
+        limit = self._max_staleness if check_flag(refuse_stale, "refuse_stale") else None
         place = parse_location(check_location(url))
         if isinstance(place, Path):
             raise JournalError(
@@ -103,9 +110,11 @@ class Decider:
         except BaseException:
             store.close()
             raise
-        self._experiment, self._store, self._backend = self._bandit.follow(store.new_stream()), store, backend
+        self._experiment, self._store, self._backend = self._bandit.follow(store.new_stream(), limit), store, backend
         self._num_decisions, self._counting = 0, threading.Lock()
-        self._reason, self._read_at, self._closed = "", time.monotonic(), threading.Event()
+        self._reason, self._closed = "", threading.Event()
+        with self._experiment.call():
+            self._experiment.refresh()
         self._thread = threading.Thread(target=self._follow, name="ppl_bandit decider", daemon=True)
         self._thread.start()
 
@@ -146,14 +155,20 @@ class Decider:
     def health(self) -> DeciderHealth:
         """Return whether decisions can be recorded, and how new the posterior behind them is; it never raises JournalError."""
         reason, experiment = self._reason, self._experiment
+        if experiment.staleness > self._max_staleness:
+            reason = reason or experiment.why_stale(self._max_staleness)
         try:
             experiment.catch_up()
             self._store.ping()
         except JournalError as error:
             reason = str(error)
-        seconds = time.monotonic() - self._read_at
         return DeciderHealth(
-            not reason, reason, experiment.projection.position, seconds, experiment.lane, self._num_decisions
+            not reason,
+            reason,
+            experiment.projection.position,
+            experiment.staleness,
+            experiment.lane,
+            self._num_decisions,
         )
 
     def close(self) -> None:
@@ -181,8 +196,7 @@ class Decider:
                     while not self._closed.is_set():
                         with self._experiment.call():
                             self._experiment.refresh()
-                        self._read_at, self._reason = time.monotonic(), ""
-                        until = self._read_at + self._poll
+                        self._reason, until = "", time.monotonic() + self._poll
                         while not self._closed.is_set() and time.monotonic() < until:
                             if wait(min(_PAUSE, self._poll)):
                                 break
@@ -194,7 +208,7 @@ class Decider:
 class _SnapshotBandit(Bandit):
     """A bandit that decides from snapshots, once it follows them."""
 
-    def follow(self, lane: str) -> SnapshotExperiment:
+    def follow(self, lane: str, max_staleness: float | None) -> SnapshotExperiment:
         """Begin with the state that was opened."""
         opened = self._experiment
         self._experiment = followed = SnapshotExperiment(
@@ -207,6 +221,7 @@ class _SnapshotBandit(Bandit):
             lane,
             opened.projection,
             opened.num_decisions,
+            max_staleness,
         )
         return followed
 

@@ -1,9 +1,11 @@
 """The sealer: what the process that learns does for deciders."""
 
+import math
 import threading
+import time
 from typing import Any, NamedTuple
 
-from ppl_bandit.deciders.snapshots import publish
+from ppl_bandit.deciders.snapshots import channel_of, publish
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
@@ -11,6 +13,7 @@ from ppl_bandit.live.bandit import Bandit
 __all__ = ["Sealer", "SealerHealth"]
 
 _SHORTEST = 0.001  # seconds between two rounds
+_SAYING = 0.25  # seconds after which deciders are told that nothing has changed
 
 
 class SealerHealth(NamedTuple):
@@ -51,7 +54,7 @@ class Sealer:
             raise ValueError(f"publish_every must be at least {_SHORTEST:g} seconds, got {seconds:g}")
         self._bandit, self._experiment, self._seconds = bandit, bandit._experiment, seconds
         self._experiment.store.prepare_staging()
-        self._reason, self._closed = "", threading.Event()
+        self._reason, self._closed, self._said_at = "", threading.Event(), -math.inf
         self._published = publish(self._experiment)
         self._round()
         self._thread = threading.Thread(target=self._run, name="ppl_bandit sealer", daemon=True)
@@ -81,7 +84,13 @@ class Sealer:
 
     def _round(self) -> None:
         self._experiment.store.seal(self._experiment.name)
-        self._published = publish(self._experiment, self._published)
+        before, now = self._published, time.monotonic()
+        self._published = publish(self._experiment, before)
+        if self._published is not before:
+            self._said_at = now
+        elif now > self._said_at + _SAYING:
+            self._experiment.store.say_newest(self._experiment.name, channel_of(self._experiment.name))
+            self._said_at = now
 
     def _run(self) -> None:
         while not self._closed.wait(self._seconds) and not self._bandit._is_closed:

@@ -6,6 +6,8 @@ decision records both, and replay makes the posterior again from the events up t
 """
 
 import hashlib
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +42,7 @@ def is_changed(projection: Projection, published: Projection | None, burn_in: in
 
 
 def publish(experiment: Experiment, published: Projection | None = None) -> Projection:
-    """Store the posterior as a snapshot and announce it, unless it is the one that was published last.
+    """Store the posterior as a snapshot and tell the deciders, unless it is the one that was published last.
 
     Returns:
         The projection that is published now.
@@ -51,7 +53,7 @@ def publish(experiment: Experiment, published: Projection | None = None) -> Proj
             return published
         experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, projection))
         experiment.checkpoint_position = projection.position
-        experiment.store.notify(channel_of(experiment.name), str(projection.position))
+        experiment.store.say_newest(experiment.name, channel_of(experiment.name))
         return projection
 
 
@@ -63,6 +65,7 @@ class SnapshotExperiment(Experiment):
         lane: random number stream of its decisions, of this process alone.
         start: the projection to begin with.
         next_number: of its first decision.
+        max_staleness: seconds that the posterior may be old; older ones are refused, unless it is None.
     """
 
     def __init__(
@@ -76,18 +79,37 @@ class SnapshotExperiment(Experiment):
         lane: str,
         start: Projection,
         next_number: int,
+        max_staleness: float | None,
     ):
         super().__init__(store, name, projection, build, burn_in, identity, lane)
         self._rebuild = build
         self._refusal = ""  # why no decision can be made
         self._newest = 0  # position of the last checkpoint that was looked at
+        self._max_staleness = max_staleness
+        self._known_at = -math.inf  # by the monotonic clock, when the snapshot was surely the newest posterior
         self.restore(start._replace(digest=store.digest_at(name, start.position)), next_number)
 
     def catch_up(self, *, wait: bool = True) -> Projection:
         """Return the newest snapshot that `refresh` has loaded."""
         if self._refusal:
             raise JournalError(self._refusal)
+        if self._max_staleness is not None and self.staleness > self._max_staleness:
+            raise JournalError(self.why_stale(self._max_staleness))
         return self.projection
+
+    @property
+    def staleness(self) -> float:
+        """Seconds since the snapshot was surely the newest posterior; infinite if there was no sealer."""
+        return time.monotonic() - self._known_at
+
+    def why_stale(self, limit: float) -> str:
+        """Return in words that the snapshot is too old."""
+        seconds = self.staleness
+        known = "no Sealer was seen" if math.isinf(seconds) else f"the last word of its Sealer is {seconds:.1f} s old"
+        return (
+            f"the posterior of the experiment {self.name!r} may be older than max_staleness={limit:g} seconds: {known}; look "
+            "whether the process that learns runs with a Sealer, and whether the server answers"
+        )
 
     def refresh(self) -> bool:
         """Load the newest snapshot, if there is one that is not loaded, and return whether there was.
@@ -95,8 +117,10 @@ class SnapshotExperiment(Experiment):
         Raises:
             JournalError: if the journal cannot be read, or the experiment goes on with another program or other settings.
         """
-        newest = self.store.last_checkpoint(self.name)
+        asked = time.monotonic()
+        newest, age = self.store.newest_snapshot(self.name)
         if newest == self._newest:
+            self._known_at = asked - age
             return False
         identity = dict(self.identity or {})
         checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
@@ -112,7 +136,7 @@ class SnapshotExperiment(Experiment):
             if len(header.names) > len(self.initial.task.arms):
                 self.initial = initial_projection(*self._rebuild(header.names))
                 checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
-        self._newest = newest
+        self._newest, self._known_at = newest, asked - age
         with held(self.fold_lock):
             if checkpoint is None or checkpoint.position <= self.projection.position:
                 return False

@@ -1,5 +1,6 @@
 """Several deciders and one bandit that learns, on a real PostgreSQL server."""
 
+import math
 import re
 import sys
 import threading
@@ -33,7 +34,7 @@ def server():
 
 def open_decider(url, name, **options):
     model, engine = bernoulli_parts(3)
-    return Decider(url, name, model, engine=engine, **options)
+    return Decider(url, name, model, engine=engine, **({"max_staleness": 60.0} | options))
 
 
 def change(url, statement, *parameters):
@@ -137,6 +138,31 @@ def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
         bandit._journal.verify(name)
 
 
+def test_a_posterior_that_is_too_old_is_an_alarm_and_refused_if_asked_for(server):
+    name = "stale"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+            assert decider.health().staleness == math.inf
+            assert "no Sealer was seen" in decider.health().reason
+            assert decider.select().version == 1  # by default it goes on
+        with (
+            Sealer(bandit) as sealer,
+            open_decider(server.url, name, max_staleness=3.0, refuse_stale=True) as decider,
+        ):
+            known_at = time.monotonic() - decider.health().staleness
+            # Nothing has changed, and it is told so.
+            wait_for(lambda: time.monotonic() - decider.health().staleness > known_at + 0.1)
+            wait_for(lambda: decider.health().is_working)
+            sealer.close()
+            wait_for(lambda: not decider.health().is_working)
+            with pytest.raises(
+                JournalError, match="may be older than max_staleness=3 seconds: the last word of its Sealer"
+            ):
+                decider.select()
+            with Sealer(bandit):
+                wait_for(lambda: decider.health().is_working)
+
+
 def test_units_and_requests_have_one_decision_across_deciders(server):
     name = "units"
     with bernoulli_bandit(journal=server.url, name=name) as bandit:
@@ -176,6 +202,8 @@ def test_a_forged_snapshot_is_not_used_and_verify_finds_it(server):
         change(server.url, "UPDATE ppl_bandit_checkpoints SET contents = %s WHERE experiment = %s", true_version, name)
         bandit._journal.verify(name)
         decider.select()
+        bandit._experiment.store.seal(name)
+        decider.select()  # from the same snapshot
         forged = 'replace(events, \'"snapshot":"\', \'"snapshot":"0\')'
         statement = f"UPDATE ppl_bandit_staged SET events = {forged} WHERE experiment = %s"
         assert change(server.url, statement, name) == 1

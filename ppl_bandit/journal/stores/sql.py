@@ -5,6 +5,7 @@ the same time share one transaction, and so one flush to disk (group commit).
 """
 
 import hashlib
+import math
 import os
 import threading
 from collections import defaultdict
@@ -345,10 +346,26 @@ class SqlStore:
                 )
             )
 
-    def last_checkpoint(self, experiment: str) -> int:
-        """Return the position of the event that announces the newest checkpoint; 0 if there is none."""
-        statement = "SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?"
-        return int(self._query(statement, experiment)[0][0] or 0)
+    def newest_snapshot(self, experiment: str) -> tuple[int, float]:
+        """Return the position of the event that announces the newest checkpoint, 0 if there is none, and its age.
+
+        The age is the seconds since a sealer said that it is the newest, by the server's clock; infinite if none ever did.
+        """
+        statement = (
+            "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), (SELECT extract(epoch FROM "
+            "clock_timestamp())::float8 - time FROM ppl_bandit_sealers WHERE experiment = ?)"
+        )
+        ((position, age),) = self._query(statement, experiment, experiment)
+        return position or 0, math.inf if age is None else max(float(age), 0.0)
+
+    def say_newest(self, experiment: str, channel: str) -> None:
+        """Record that the newest checkpoint is the newest posterior now, and tell the deciders that listen to a channel."""
+        self._query(
+            "INSERT INTO ppl_bandit_sealers VALUES (?, extract(epoch FROM clock_timestamp())::float8) "
+            "ON CONFLICT (experiment) DO UPDATE SET time = excluded.time",
+            experiment,
+        )
+        self._query("SELECT pg_notify(?, '')", channel)
 
     def prepare_staging(self) -> None:
         """Create the tables of staged decisions.
@@ -363,10 +380,6 @@ class SqlStore:
     def new_stream(self) -> str:
         """Return an identifier of a random number stream, which no other process gets."""
         return "d{}".format(*self._query("SELECT nextval('ppl_bandit_streams')")[0])
-
-    def notify(self, channel: str, text: str) -> None:
-        """Tell the deciders that listen to a channel."""
-        self._query("SELECT pg_notify(?, ?)", channel, text)
 
     def seal(self, experiment: str) -> int:
         """Append the decisions that deciders have staged to the stream, and return the number of their calls."""
@@ -465,9 +478,7 @@ class SqlStore:
         position, digest = since or (0, "")
         sealed: list[Event] = []
         announced: dict[int, str] = {}
-        versions: dict[
-            int, tuple[int, str]
-        ] = {}  # position of a snapshot: that of a decision, and the digest it recorded
+        versions: dict[tuple[int, str], int] = {}  # position and digest of a snapshot: of the first decision from it
         for row in self._rows_with_digest(experiment, position):
             position += 1
             event = Event._make((*row[:7], bool(row[7]), row[8], {}))
@@ -479,9 +490,7 @@ class SqlStore:
             if row[1] == DECIDED and '"snapshot":' in row[9]:
                 with ReadingEvent(experiment, position):
                     body = decode(row[9])
-                    at, claimed = body["absorbed"], body["snapshot"]
-                if at >= position or versions.setdefault(at, (position, claimed))[1] != claimed:
-                    return Damage(position, "the decision names a snapshot that is not in the stream before it")
+                    versions.setdefault((body["absorbed"], body["snapshot"]), position)
             if row[1] == CHECKPOINT:
                 with ReadingEvent(experiment, position):
                     announced[position] = decode(row[9])["contents"]
@@ -501,9 +510,9 @@ class SqlStore:
             self._run(lambda execute, is_again: read_staged(execute, experiment)) if self.num_staged(experiment) else []
         )
         for event in (event for call in staged for event in call):
-            versions.setdefault(event.body["absorbed"], (position + 1, event.body.get("snapshot", "")))
-        digests = self._digests(experiment, list(versions))
-        for at, (made, claimed) in versions.items():
+            versions.setdefault((event.body["absorbed"], event.body.get("snapshot", "")), position + 1)
+        digests = self._digests(experiment, list({at for at, _ in versions}))
+        for (at, claimed), made in versions.items():
             if claimed != digests.get(at):
                 return Damage(
                     made, f"the decision names a snapshot of position {at} with another digest than the event there"

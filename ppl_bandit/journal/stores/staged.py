@@ -17,6 +17,8 @@ STAGING_TABLES = (
         experiment TEXT NOT NULL, batch TEXT NOT NULL, number BIGSERIAL, num_decisions BIGINT NOT NULL, events TEXT NOT NULL,
         PRIMARY KEY (experiment, batch))""",
     "CREATE INDEX IF NOT EXISTS ppl_bandit_staged_order ON ppl_bandit_staged (experiment, number)",
+    # When a sealer last said that the newest checkpoint is the newest posterior.
+    "CREATE TABLE IF NOT EXISTS ppl_bandit_sealers (experiment TEXT PRIMARY KEY, time DOUBLE PRECISION NOT NULL)",
     "CREATE SEQUENCE IF NOT EXISTS ppl_bandit_streams",  # identifiers of the deciders' random number streams
 )
 
