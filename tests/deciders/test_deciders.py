@@ -255,6 +255,19 @@ def test_decisions_survive_a_server_that_is_killed_and_are_recorded_once(server)
         bandit._journal.verify(name)
 
 
+def test_a_decision_that_another_process_seals_meanwhile_gets_its_reward(server, monkeypatch):
+    with bernoulli_bandit(journal=server.url, name="meanwhile") as bandit:
+        with open_decider(server.url, "meanwhile") as decider:
+            decision = decider.select()
+        store = bandit._experiment.store
+        seal = store.seal
+        monkeypatch.setattr(
+            store, "seal", lambda experiment: seal(experiment) and 0
+        )  # nothing is left for this process
+        bandit.update(decision.id, 1)
+        assert bandit.num_rewards == 1
+
+
 def test_wrong_arguments_are_refused_with_the_remedy(server, tmp_path):
     model, engine = bernoulli_parts(2)
     with pytest.raises(JournalError, match="a decider needs a journal in PostgreSQL"):

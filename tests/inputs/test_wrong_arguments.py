@@ -1,6 +1,7 @@
 """Every public callable refuses a wrong argument before it works: the message names the argument, and says what was given."""
 
 import inspect
+import itertools
 import re
 import time
 
@@ -177,34 +178,36 @@ def cases(model, bandit, monkeypatch, tmp_path):
     journal.close()
 
 
-def wrong_calls(function, given):
-    """Yield the name of an argument and a wrong value of it, one at a time."""
-    for name, own in inspect.signature(function).parameters.items():
-        if own.kind in (own.VAR_KEYWORD, own.VAR_POSITIONAL):
-            continue
-        for value in WRONG:
-            if value is not own.default and value != own.default:
-                yield name, value
-
-
-def test_a_wrong_argument_is_named(cases):
-    problems = []
+def wrong_calls(cases):
+    """Yield a name, its function and valid arguments, the name of an argument and a wrong value of it, one at a time."""
     for name, (function, given) in cases.items():
-        for argument, value in wrong_calls(function, given):
-            begun, shown = time.thread_time(), f"{name}({argument}={value!r})"
-            try:
-                function(**(given | {argument: value}))
-                continue  # a text is a name, 3 is a count, and so on
-            except Worked:
+        for argument, own in inspect.signature(function).parameters.items():
+            if own.kind in (own.VAR_KEYWORD, own.VAR_POSITIONAL):
                 continue
-            except FileNotFoundError as error:
-                named, message = str(value) in str(error), str(error)
-            except (ValueError, TypeError, JournalError) as error:
-                named = re.search(rf"\b({argument}s?|{argument.removesuffix('s')})\b", message := str(error))
-            except Exception as error:
-                named, message = False, f"raw {type(error).__name__} {error}"
-            if not named:
-                problems.append(f"{shown}: {message[:160]}")
-            if time.thread_time() - begun > 3.0:  # under a second where nothing else runs
-                problems.append(f"{shown}: took {time.thread_time() - begun:.1f} s")
+            for value in WRONG:
+                if value is not own.default and value != own.default:
+                    yield name, function, given, argument, value
+
+
+# Every fourth call, with another value for each argument, and on request all of them.
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_wrong_argument_is_named(cases, step):
+    problems = []
+    for name, function, given, argument, value in itertools.islice(wrong_calls(cases), 0, None, step):
+        begun, shown = time.thread_time(), f"{name}({argument}={value!r})"
+        try:
+            function(**(given | {argument: value}))
+            continue  # a text is a name, 3 is a count, and so on
+        except Worked:
+            continue
+        except FileNotFoundError as error:
+            named, message = str(value) in str(error), str(error)
+        except (ValueError, TypeError, JournalError) as error:
+            named = re.search(rf"\b({argument}s?|{argument.removesuffix('s')})\b", message := str(error))
+        except Exception as error:
+            named, message = False, f"raw {type(error).__name__} {error}"
+        if not named:
+            problems.append(f"{shown}: {message[:160]}")
+        if time.thread_time() - begun > 3.0:  # under a second where nothing else runs
+            problems.append(f"{shown}: took {time.thread_time() - begun:.1f} s")
     assert not problems, "\n".join(problems)

@@ -83,6 +83,7 @@ def test_no_sale_is_learnt_at_once_and_settles_the_decision(tmp_path):
     assert log.reward.tolist() == [4.0, 0.0]
 
 
+@pytest.mark.slow
 def test_batches_and_corrections_keep_each_outcome_whatever_the_order_of_the_names():
     bandit = make()
     rng = np.random.default_rng(0)

@@ -76,6 +76,7 @@ def test_an_executor_gives_the_numbers_of_this_process_and_workers_compile_each_
     assert max(map(len, executor.payloads)) < 10_000
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing_and_is_replaced(here):
     with spawned(2) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)

@@ -73,6 +73,7 @@ def test_decisions_of_a_burn_in_are_shared_equally_and_later_ones_by_the_selecto
     assert abs(float(found.counts[0, :, 0].mean()) - 6.8) < 4 * np.sqrt((12 / 9 + 0.96) / 400)
 
 
+@pytest.mark.slow
 def test_a_control_that_is_left_alone_is_no_superior_arm(model):
     design = Design([300], control=0, stopping=[stopping.superiority(0.99), stopping.inferiority(0.2)])
     found = operating_characteristics(
@@ -171,6 +172,7 @@ def test_calibrate_refuses_what_it_cannot_calibrate(model):
         calibrate(model, design, 0.5, type_i_error=5)
 
 
+@pytest.mark.slow
 def test_the_type_i_error_of_the_trials_that_calibrate_is_the_target(model):
     # A winner replaces the control, and the trial goes on: its path depends on the threshold after the first winner only.
     rules = stopping.superiority(0.9), stopping.inferiority(0.02), stopping.futility(0.95, 0.05)

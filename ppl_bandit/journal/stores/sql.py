@@ -254,7 +254,10 @@ class SqlStore:
         """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed."""
         found = self._find(experiment, decisions)
         missing = [decision for decision in decisions if decision not in found]
-        return found | self._find(experiment, missing) if missing and self.seal(experiment) else found
+        if not missing or not self._stages():
+            return found
+        self.seal(experiment)  # unless another process has done so since they were looked for
+        return found | self._find(experiment, missing)
 
     def _find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         found: dict[str, list[Event]] = defaultdict(list)
@@ -395,11 +398,13 @@ class SqlStore:
 
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""
-        if not self._backend.can_stage:
-            return 0
-        self._has_staging = self._has_staging or self._run(lambda execute, is_again: has_staging(execute))
         statement = "SELECT COALESCE(SUM(num_decisions), 0) FROM ppl_bandit_staged WHERE experiment = ?"
-        return int(self._query(statement, experiment)[0][0]) if self._has_staging else 0
+        return int(self._query(statement, experiment)[0][0]) if self._stages() else 0
+
+    def _stages(self) -> bool:
+        if self._backend.can_stage and not self._has_staging:
+            self._has_staging = self._run(lambda execute, is_again: has_staging(execute))
+        return self._has_staging
 
     def copy_to(self, other: "SqlStore", experiment: str) -> None:
         """Copy an experiment, as it is now, to a store that does not have it."""

@@ -87,14 +87,14 @@ def test_a_support_without_a_bijection_is_refused_with_the_remedy():
 def test_latents_at_which_the_constant_of_a_truncated_law_underflows_are_impossible_and_not_certain():
     def share(arm):
         base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
-        law = dist.TruncatedDistribution(dist.Laplace(base[arm], 0.01), low=0.0, high=1.0)
+        law = dist.TruncatedDistribution(dist.SoftLaplace(base[arm], 0.001), low=0.0, high=1.0)
         numpyro.sample("reward", law)
         numpyro.deterministic("expected_reward", base[arm])
 
     with jax.enable_x64(True):
         model = RewardModel(share, 2)
         rows = Interaction(jnp.array([0, 1]), jnp.array([0.2, 0.2]))
-        # The first is 100 scales below the support, where NumPyro's density is infinite.
+        # The first is 1,000 scales below the support, where NumPyro's density is infinite.
         latents = {"base": jnp.array([-1.0, 0.3])}
         assert model.log_likelihood(latents, rows)[0] == jnp.inf
         found = np.asarray(unconstrained_space(model).log_likelihood(latents, rows))

@@ -111,6 +111,7 @@ def test_a_covariance_that_rounding_makes_singular_is_refused_with_what_to_add_t
         engines.collapsed(curve_model(0.0, position), ("length", "amplitude"))
 
 
+@pytest.mark.slow
 def test_an_update_is_not_trusted_if_the_precision_is_too_low_for_a_tenth_of_the_prior():
     info, *_ = learnt(num_lost=NUM_DRAWS // 5)
     assert not bool(info.is_trusted)
