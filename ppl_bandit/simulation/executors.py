@@ -146,7 +146,7 @@ def run_on_workers(
         for _, future in waiting:
             future.cancel()
         for pool in owned:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
 
 
 class _Failed(NamedTuple):
