@@ -1,10 +1,15 @@
 """The service under load beside the program that one would write without it: rates, CPU of a request, and waiting times.
 
-Run by hand on two otherwise idle cores, client included: python tests/benchmarks/bench_serving.py [ROW ...] [--runs 5]
-[--seconds 2] [--only service | naive]. Without a row it measures all of them in under 8 minutes, and prints a table of goals
-and medians; runs of the service and of the naive program take turns. Every answer is sent after its commit, so latencies are
-compared with the time of writing and syncing 4 kB, measured beside them. CPU us are those of the serving process for each
-request (in batches: for each decision); where a machine does something else at the same time, they alone mean something.
+Run by hand on two otherwise idle cores, client included, in at most 8 minutes; a run sends a fixed number of requests:
+
+    taskset -c 0,1 python tests/benchmarks/bench_serving.py [ROW ...] [--runs 5] [--seconds 4] [--only service | naive]
+
+Without a row it measures all of them, and prints the machine and a table in Markdown: medians over the runs, the goals, and how
+many times better the service is than the naive program, whose runs take turns with its own. Rows that need PostgreSQL are left
+out where there is none. After its last row, each journal that the service wrote is verified, and its decisions are computed
+again. Every answer is sent after its commit, so latencies are compared with the time of writing and syncing 4 kB, measured
+beside them. CPU us are those of the serving process for each request (in batches: for each decision); where a machine does
+something else at the same time, they alone mean something.
 """
 
 import argparse
@@ -12,12 +17,14 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -175,26 +182,28 @@ async def connect(port, number):
     return [(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(number)]
 
 
-async def closed_loop(service, num_clients, seconds, script, size=1):
+async def closed_loop(service, num_clients, number, seconds, script, size=1):
     """Let clients send their next request as soon as the last was answered.
 
     Args:
+        number: of requests; fewer if they take longer than `seconds`.
         script: (answer or None) -> the next request of a client.
         size: decisions of a request.
     """
     clients = await connect(service.port, num_clients)
     latencies, refused, loop = [], 0, asyncio.get_running_loop()
     begun, cpu = time.perf_counter(), cpu_seconds(service.process.pid)
-    finished, num_open = loop.create_future(), num_clients
+    finished, num_open, left = loop.create_future(), num_clients, number
 
     def play(client, answer):
-        nonlocal num_open
-        if time.perf_counter() - begun >= seconds:
+        nonlocal num_open, left
+        sent = time.perf_counter()
+        if not left or sent - begun >= seconds:
             num_open -= 1
             if not num_open:
                 finished.set_result(None)
             return
-        sent = time.perf_counter()
+        left -= 1
 
         def done(status, body):
             nonlocal refused
@@ -210,17 +219,17 @@ async def closed_loop(service, num_clients, seconds, script, size=1):
     return measured(service, clients, begun, cpu, latencies, refused, size)
 
 
-async def open_loop(service, rate, seconds, script):
+async def open_loop(service, rate, number, seconds, script):
     """Send requests at a fixed rate, whether earlier ones were answered or not; latencies count from the planned time.
 
-    A service that cannot follow is given up after three times as long.
-
     Args:
+        number: of requests; what has no answer after `seconds` more than they are planned to take is counted as refused.
         script: (answer or None) -> the next request; an answered decision is followed by its reward at once.
     """
     idle = await connect(service.port, MAX_OPEN)
     clients, latencies, refused, num_open = list(idle), [], 0, 0
     begun, cpu = time.perf_counter(), cpu_seconds(service.process.pid)
+    ends = begun + number / rate + seconds
 
     def send(planned, answer):
         nonlocal num_open
@@ -236,19 +245,19 @@ async def open_loop(service, rate, seconds, script):
 
         client.send(script(None, answer), done)
 
-    ends = begun + 3 * seconds
-    for number in range(int(rate * seconds)):
-        planned = begun + number / rate
-        while (ahead := planned - time.perf_counter()) > 0 or not idle:
+    for index in range(number):
+        planned = begun + index / rate
+        while ((ahead := planned - time.perf_counter()) > 0 or not idle) and time.perf_counter() < ends:
             await asyncio.sleep(max(ahead, 0.0005))
-        if time.perf_counter() > ends:
+        if time.perf_counter() >= ends:
+            refused += number - index
             break
         send(planned, None)
-        if number % 8 == 0:
+        if index % 8 == 0:
             await asyncio.sleep(0)
     while num_open and time.perf_counter() < ends:
         await asyncio.sleep(0.001)
-    return measured(service, clients, begun, cpu, latencies, refused)
+    return measured(service, clients, begun, cpu, latencies, refused + num_open)
 
 
 def measured(service, clients, begun, cpu, latencies, refused, size=1):
@@ -284,40 +293,44 @@ class Row(NamedTuple):
 
     Attributes:
         place: (program, kind of journal); lines of one place share a service.
-        play: (service, seconds) -> a run.
-        goal_of: rate or latency.
+        number: of requests in a run.
+        play: (service, number, seconds) -> a run.
+        holds: (run, times of fsync) -> whether the goal is met.
+        is_rate: whether the goal is one of the rate; otherwise it is one of latencies.
     """
 
     what: str
     goal: str
     place: tuple[str, str]
+    number: int
     play: Callable
-    goal_of: str = "rate"
+    holds: Callable
+    is_rate: bool = True
 
     def show(self, found):
         refused = f", {found.num_refused} refused" if found.num_refused else ""
-        rate = f"{found.rate:,.0f}/s at {found.cpu:.0f} us"
-        if self.goal_of == "rate":
-            return rate + refused
-        return f"{found.at(0.5):.1f} / {found.at(0.99):.1f} ms, {rate}{refused}"
+        rate = f"{found.rate:,.0f}/s{refused}"
+        return rate if self.is_rate else f"{found.at(0.5):.1f} / {found.at(0.99):.1f} ms, {rate}"
 
     def gain(self, service, naive):
         """Return how many times better the service is than the naive program."""
-        return service.rate / naive.rate if self.goal_of == "rate" else naive.at(0.99) / service.at(0.99)
+        return service.rate / naive.rate if self.is_rate else naive.at(0.99) / service.at(0.99)
 
 
 def decide_only(num_clients):
-    return lambda service, seconds: closed_loop(service, num_clients, seconds, lambda client, answer: decide())
+    return lambda service, number, seconds: closed_loop(
+        service, num_clients, number, seconds, lambda client, answer: decide()
+    )
 
 
 def batches(context=None):
     rows = request(f"{DECISIONS}/batch", {"requests": [{} if context is None else {"context": context}] * 1000})
-    return lambda service, seconds: closed_loop(service, 1, seconds, lambda client, answer: rows, 1000)
+    return lambda service, number, seconds: closed_loop(service, 1, number, seconds, lambda client, answer: rows, 1000)
 
 
 def decisions_at(rate):
-    return lambda service, seconds: open_loop(
-        service, rate, seconds, lambda client, answer: None if answer else decide()
+    return lambda service, number, seconds: open_loop(
+        service, rate, number, seconds, lambda client, answer: None if answer else decide()
     )
 
 
@@ -325,29 +338,75 @@ def decisions_and_rewards_at(rate, context):
     def script(client, answer):
         return decide(context) if answer is None else reward(answer)
 
-    return lambda service, seconds: open_loop(service, rate, 2 * seconds, script)
+    return lambda service, number, seconds: open_loop(service, rate, number, seconds, script)
+
+
+def at_rate(rate):
+    return lambda found, fsync: found.rate >= rate and not found.num_refused
+
+
+def within(p50, p99):
+    return lambda found, fsync: found.at(0.5) <= p50 and found.at(0.99) <= p99 and not found.num_refused
+
+
+def beyond_fsync(p50, p99):
+    return lambda found, fsync: within(np.median(fsync) + p50, np.quantile(fsync, 0.99) + p99)(found, fsync)
 
 
 BERNOULLI = ("bernoulli", "sqlite")
 ROWS = {
-    "decisions": Row("durable decisions, 64 clients", "2,800/s at 260 us", BERNOULLI, decide_only(64)),
+    "decisions": Row(
+        "durable decisions, 64 clients",
+        "2,800/s, 260 us",
+        BERNOULLI,
+        8000,
+        decide_only(64),
+        lambda found, fsync: at_rate(2800)(found, fsync) and found.cpu <= 260,
+    ),
     "in_turn": Row(
         "decision and reward in turn, 64 clients",
         "2,400/s",
         BERNOULLI,
-        lambda service, seconds: closed_loop(service, 64, seconds, in_turn),
+        8000,
+        lambda service, number, seconds: closed_loop(service, 64, number, seconds, in_turn),
+        at_rate(2400),
     ),
-    "one_client": Row("p50 / p99 at one client", "fsync + 1.5 / + 8 ms", BERNOULLI, decide_only(1), "latency"),
-    "open_loop": Row("1,000 decisions a second, p50 / p99", "4 / 15 ms", BERNOULLI, decisions_at(1000), "latency"),
-    "batches": Row("decisions in batches of 1,000", "10,000/s", BERNOULLI, batches()),
-    "linear": Row("the same, linear D = 5", "7,000/s", ("linear", "sqlite"), batches(CONTEXT)),
-    "postgres": Row("PostgreSQL: decisions, 64 clients", "2,500/s", ("bernoulli", "postgres"), decide_only(64)),
+    "one_client": Row(
+        "decisions of one client, p50 / p99",
+        "fsync + 1.5 / + 8 ms",
+        BERNOULLI,
+        1500,
+        decide_only(1),
+        beyond_fsync(1.5, 8),
+        is_rate=False,
+    ),
+    "open_loop": Row(
+        "1,000 decisions a second, p50 / p99",
+        "4 / 15 ms",
+        BERNOULLI,
+        3000,
+        decisions_at(1000),
+        within(4, 15),
+        is_rate=False,
+    ),
+    "batches": Row("decisions in batches of 1,000", "10,000/s", BERNOULLI, 30, batches(), at_rate(10_000)),
+    "linear": Row("the same, linear D = 5", "7,000/s", ("linear", "sqlite"), 20, batches(CONTEXT), at_rate(7000)),
+    "postgres": Row(
+        "PostgreSQL: decisions, 64 clients",
+        "2,500/s",
+        ("bernoulli", "postgres"),
+        5000,
+        decide_only(64),
+        at_rate(2500),
+    ),
     "logistic": Row(
         "logistic: 200 decisions and 200 rewards a second, p50 / p99",
         "p99 100 ms, 0 refused",
         ("logistic", "sqlite"),
+        800,
         decisions_and_rewards_at(200, CONTEXT),
-        "latency",
+        within(100, 100),
+        is_rate=False,
     ),
 }
 
@@ -384,64 +443,95 @@ def naive(folder, journal):
         process.wait()
 
 
-def median_runs(row, services, number, seconds):
+def median_runs(row, services, arguments):
     """Return the run of the median rate of each service; the first runs are short and do not count."""
     found = [[] for _ in services]
-    for index in range(number + 1):
+    for index in range(arguments.runs + 1):
         for service, runs in zip(services, found, strict=True):
-            runs.append(asyncio.run(row.play(service, seconds if index else min(seconds, 0.5))))
-    return [sorted(runs[1:], key=lambda one: one.rate)[number // 2] for runs in found]
+            runs.append(asyncio.run(row.play(service, row.number if index else row.number // 5, arguments.seconds)))
+    return [sorted(runs[1:], key=lambda one: one.rate)[arguments.runs // 2] for runs in found]
+
+
+def check_journal(service, journal):
+    """Stop a service, verify its journal, and compute its decisions again; return what the commands say."""
+    service.process.terminate()
+    service.process.wait(15)
+    command = [sys.executable, "-m", "ppl_bandit.commands.cli", "journal", journal]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    said = []
+    for action in (["verify"], ["replay", "--model", "program.py"]):
+        found = subprocess.run([*command, *action], cwd=service.folder, env=environment, capture_output=True, text=True)
+        said.append((found.stdout if found.returncode == 0 else f"FAILED: {found.stdout}{found.stderr}").strip())
+    return "; ".join(said)
 
 
 def measure(place, names, arguments):
-    """Yield the lines of the rows of one place."""
+    """Yield the lines of the rows of one place, then what the check of its journal says, alone."""
     program, kind = place
     with contextlib.ExitStack() as running_here:
-        services = []
-        for who in ("service", "naive"):
-            if arguments.only not in (None, who):
-                continue
+        services, journals = [], []
+        for who in arguments.who:
             folder = Path(running_here.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
-            journal = running_here.enter_context(journal_of(kind, folder))
+            journals.append(running_here.enter_context(journal_of(kind, folder)))
             (folder / "program.py").write_text(PROGRAMS[program])
-            start = (
-                running(folder, ["program.py", "--journal", journal]) if who == "service" else naive(folder, journal)
-            )
+            options = ["program.py", "--journal", journals[-1]]
+            start = running(folder, options) if who == "service" else naive(folder, journals[-1])
             services.append(running_here.enter_context(start))
         for name in names:
             row = ROWS[name]
-            fsync = fsync_times(folder) if row.goal_of == "latency" else None
-            found = median_runs(row, services, arguments.runs, arguments.seconds)
+            fsync = fsync_times(folder)
+            found = median_runs(row, services, arguments)
             gain = f"{row.gain(*found):.1f}x" if len(found) == 2 else ""
-            disk = "" if fsync is None else f"{np.median(fsync):.2f} / {np.quantile(fsync, 0.99):.2f} ms"
-            yield (row.what, row.goal, *map(row.show, found), gain, disk)
+            both = [text for one in found for text in (row.show(one), f"{one.cpu:.0f}")]
+            holds = "yes" if row.holds(found[0], fsync) else "no"
+            disk = f"{np.median(fsync):.2f} / {np.quantile(fsync, 0.99):.2f}"
+            yield (row.what, row.goal, holds, *both, gain, disk)
+        if arguments.who[0] == "service":
+            yield (f"the journal of {program} on {kind}: {check_journal(services[0], journals[0])}",)
+
+
+def describe_machine():
+    """Return processor, cores, load and versions in one line."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    name = cpu[0].partition(":")[2].strip() if cpu else platform.machine()
+    packages = ", ".join(f"{package} {version(package)}" for package in ("jax", "numpyro", "uvicorn"))
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    return f"{name}, {cores} cores (load {load:.1f}), Python {platform.python_version()}, {packages}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], default=[], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="a run that takes longer ends with fewer requests")
     parser.add_argument("--only", choices=["service", "naive"], help="without the other")
     parser.add_argument("--folder", help="on the disk to measure")
     arguments = parser.parse_args()
+    arguments.who = [arguments.only] if arguments.only else ["service", "naive"]
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of the processes that are measured
     with contextlib.suppress(ImportError):
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     rows = [name for name in ROWS if name in arguments.rows or not arguments.rows]
-    who = [arguments.only] if arguments.only else ["service", "naive"]
-    table = [("what", "goal", *who, "gain", "fsync p50 / p99")]
+    print(f"{describe_machine()}; medians of {arguments.runs} runs\n", flush=True)
+    both = [text for who in arguments.who for text in (who, "CPU us")]
+    table = [("what", "goal", "holds", *both, "gain", "fsync p50 / p99, ms")]
+    table.append(("---",) * len(table[0]))
+    checks = []
     for place in dict.fromkeys(ROWS[name].place for name in rows):
         if place[1] == "postgres" and postgres_server.find_binaries() is None:
-            print("postgres: there is no server here", file=sys.stderr)
+            checks.append("the row of PostgreSQL is left out: there is no server here")
             continue
         for line in measure(place, [name for name in rows if ROWS[name].place == place], arguments):
-            table.append(line)
             print(" | ".join(line), file=sys.stderr, flush=True)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            if len(line) > 1:
+                table.append(line)
+            else:
+                checks += line
     for line in table:
-        print(" | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        print(f"| {' | '.join(line)} |")
+    print("", *checks, sep="\n")
 
 
 if __name__ == "__main__":
