@@ -110,7 +110,7 @@ class Decider:
         except BaseException:
             store.close()
             raise
-        self._experiment, self._store, self._backend = self._bandit.follow(store.new_stream(), limit), store, backend
+        self._experiment, self._store, self._backend = self._bandit.follow(limit), store, backend
         self._num_decisions, self._counting = 0, threading.Lock()
         self._reason, self._closed = "", threading.Event()
         with self._experiment.call():
@@ -167,7 +167,7 @@ class Decider:
             reason,
             experiment.projection.position,
             experiment.staleness,
-            experiment.lane,
+            experiment.stream,
             self._num_decisions,
         )
 
@@ -208,7 +208,7 @@ class Decider:
 class _SnapshotBandit(Bandit):
     """A bandit that decides from snapshots, once it follows them."""
 
-    def follow(self, lane: str, max_staleness: float | None) -> SnapshotExperiment:
+    def follow(self, max_staleness: float | None) -> SnapshotExperiment:
         """Begin with the state that was opened."""
         opened = self._experiment
         self._experiment = followed = SnapshotExperiment(
@@ -218,7 +218,7 @@ class _SnapshotBandit(Bandit):
             self._build,
             opened.burn_in,
             opened.identity or {},
-            lane,
+            opened.stream,
             opened.projection,
             opened.num_decisions,
             max_staleness,

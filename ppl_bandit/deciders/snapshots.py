@@ -62,7 +62,7 @@ class SnapshotExperiment(Experiment):
 
     Args:
         projection: before the first event.
-        lane: random number stream of its decisions, of this process alone.
+        stream: random number stream of its decisions, of this process alone.
         start: the projection to begin with.
         next_number: of its first decision.
         max_staleness: seconds that the posterior may be old; older ones are refused, unless it is None.
@@ -76,12 +76,12 @@ class SnapshotExperiment(Experiment):
         build: BuildTask,
         burn_in: int,
         identity: Mapping[str, Any],
-        lane: str,
+        stream: str,
         start: Projection,
         next_number: int,
         max_staleness: float | None,
     ):
-        super().__init__(store, name, projection, build, burn_in, identity, lane)
+        super().__init__(store, name, projection, build, burn_in, identity, stream)
         self._rebuild = build
         self._refusal = ""  # why no decision can be made
         self._newest = 0  # position of the last checkpoint that was looked at

@@ -98,7 +98,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
             "allowed": decided.body.get("allowed"),
             "context": _context_values(header, record.context) or None,
             "number": decided.number,
-            "lane": decided.lane,
+            "stream": decided.stream,
             "absorbed": decided.body["absorbed"],
             "status": record.status,
             "reward": record.reward or None,

@@ -117,19 +117,19 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
 
 
 def choose_arms(
-    projection: Projection, lane: str, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool
+    projection: Projection, stream: str, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool
 ) -> list[Selection]:
     """Choose the arms of some decisions; the result depends on the arguments alone.
 
     Args:
-        lane: random number stream of the decisions; the empty one uses the experiment's seed.
+        stream: random number stream of the decisions; the empty one uses the experiment's seed.
         numbers: of the decisions.
         contexts: with a leading axis in a batch; one context otherwise.
     """
     task, learner = projection.task, projection.learner
     allocation = projection.allocation
-    if lane:
-        seed, device_seed = _lane_seed(task.seed, lane)
+    if stream:
+        seed, device_seed = _seed_of(task.seed, stream)
         task, learner = task._replace(seed=seed), learner._replace(seed=device_seed)
     if is_batch:
         chosen = decide_many(task, learner, np.array(numbers), contexts, allowed)
@@ -156,7 +156,7 @@ def decision_events(
     projection: Projection,
     chosen: list[Selection],
     first: int,
-    lane: str,
+    stream: str,
     allowed: np.ndarray,
     contexts: Any,
     *,
@@ -201,12 +201,12 @@ def decision_events(
             body["personal"] = ["unit"] if leaves is None else ["unit", "context"]
             if replaces[row] is not None:
                 body["replaces"] = dict(replaces[row] or {})
-        events.append(Event(0, DECIDED, decision, batch, first + row, lane, arm, False, now, body))
+        events.append(Event(0, DECIDED, decision, batch, first + row, stream, arm, False, now, body))
     return events
 
 
 @functools.lru_cache(maxsize=1024)
-def _lane_seed(seed: int, lane: str) -> tuple[int, jax.Array]:
-    number = int.from_bytes(hashlib.sha256(f"{seed}:{lane}".encode()).digest()[:7])
+def _seed_of(seed: int, stream: str) -> tuple[int, jax.Array]:
+    number = int.from_bytes(hashlib.sha256(f"{seed}:{stream}".encode()).digest()[:7])
     with jax.enable_x64(True):
         return number, jnp.asarray(number)

@@ -57,8 +57,7 @@ class Event(NamedTuple):
         decision: id of the decision that the event belongs to, or None.
         batch: id of the call that recorded it; the events of one call are consecutive and are learnt together.
         number: number of a decision, counted from 0: its step, and the seed of its random numbers.
-        lane: random number stream of a decision: empty for the first process; a process that decides at the same time as
-            another uses a stream of its own.
+        stream: random number stream of a decision: that of the opening which made it, empty for the first.
         arm: index of the arm of a decision or of its reward.
         settles: whether the reward of its decision is no longer pending.
         time: seconds since 1970.
@@ -70,7 +69,7 @@ class Event(NamedTuple):
     decision: str | None
     batch: str
     number: int | None
-    lane: str
+    stream: str
     arm: int | None
     settles: bool
     time: float
@@ -100,13 +99,12 @@ def new_event(
     decision: str | None = None,
     batch: str | None = None,
     number: int | None = None,
-    lane: str = "",
     arm: int | None = None,
     settles: bool = False,
 ) -> Event:
     """Return an event with the current time, not yet recorded."""
     batch = new_id() if batch is None else batch
-    return Event(0, kind, decision, batch, number, lane, arm, settles, time.time(), body)
+    return Event(0, kind, decision, batch, number, "", arm, settles, time.time(), body)
 
 
 def encode(body: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """An experiment: a stream of events, and the projection that this process has folded from it.
 
 The projection is an immutable value that is replaced as a whole, so that threads decide without waiting for one that learns.
-A decision records the position of its projection, its number and its lane; these and the stream determine it. Rewards are
+A decision records the position of its projection, its number and its random number stream; these and the events determine it.
+Every opening draws from a random number stream of its own, so that no two decisions use the same numbers. Rewards are
 ordered: one is recorded only if no reward was recorded since the position at which it was checked (optimistic concurrency), so
 that every process folds the same events in the same order into the same posterior.
 """
@@ -44,7 +45,7 @@ from ppl_bandit.journal.repeats import Known, Repeat
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
-from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken, ReadingEvent
+from ppl_bandit.journal.stores.store import Conflict, JournalError, JournalTimeout, Key, KeyTaken, ReadingEvent
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
@@ -63,7 +64,7 @@ class Experiment:
         build: returns the task and the prior for a list of arms; called when arms are added.
         burn_in: number of decisions that each arm gets before the selector chooses among all.
         identity: program and settings as recorded; None if they are not recorded yet.
-        lane: random number stream of this process; the empty one is left as soon as another process uses it.
+        stream: random number stream of this opening.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Experiment:
         build: BuildTask,
         burn_in: int = 0,
         identity: Mapping[str, Any] | None = None,
-        lane: str = "",
+        stream: str = "",
     ):
         self.store, self.name, self.burn_in = store, name, burn_in
         self.projection = self.initial = projection
@@ -88,7 +89,7 @@ class Experiment:
         self._build = build
         self._numbering = threading.Lock()
         self._next_number = 0
-        self.lane = lane
+        self.stream = stream
 
     @property
     def history(self) -> History:
@@ -140,11 +141,11 @@ class Experiment:
         is_batch = num_rows is not None
         replaces = [known.replaces for known in knowns]
 
-        def make(projection: Projection, lane: str, numbers: range) -> list[Event]:
+        def make(numbers: range) -> list[Event]:
             mask = self._playable(projection, allowed)
-            chosen = choose_arms(projection, lane, numbers, contexts, mask, is_batch=is_batch)
+            chosen = choose_arms(projection, self.stream, numbers, contexts, mask, is_batch=is_batch)
             options: Any = {"is_batch": is_batch, "units": units, "replaces": replaces}
-            return decision_events(projection, chosen, numbers[0], lane, mask, contexts, **options)
+            return decision_events(projection, chosen, numbers[0], self.stream, mask, contexts, **options)
 
         def keys(events: Sequence[Event]) -> list[Key]:
             pairs = zip(knowns, events, strict=False)
@@ -165,12 +166,12 @@ class Experiment:
         allowed. So the probability of the slate is the product of the propensities of its places.
         """
 
-        def make(projection: Projection, lane: str, numbers: range) -> list[Event]:
+        def make(numbers: range) -> list[Event]:
             remaining, events = allowed.copy(), list[Event]()
             for number in numbers:
                 mask = self._playable(projection, remaining)
-                chosen = choose_arms(projection, lane, [number], context, mask, is_batch=False)
-                events += decision_events(projection, chosen, number, lane, mask, context, is_batch=False)
+                chosen = choose_arms(projection, self.stream, [number], context, mask, is_batch=False)
+                events += decision_events(projection, chosen, number, self.stream, mask, context, is_batch=False)
                 remaining[chosen[0].arm] = False
             slate = events[0].batch
             return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
@@ -193,19 +194,19 @@ class Experiment:
         remaining[list(chosen)] = False
         number = self._next_number + len(chosen)
         mask = self._playable(projection, remaining)
-        return np.asarray(choose_arms(projection, self.lane, [number], context, mask, is_batch=False)[0].propensities)
+        return np.asarray(choose_arms(projection, self.stream, [number], context, mask, is_batch=False)[0].propensities)
 
     def _record(
         self,
         projection: Projection,
         num: int,
-        make: Callable[[Projection, str, range], list[Event]],
+        make: Callable[[range], list[Event]],
         keys: Callable[[Sequence[Event]], list[Key]],
     ) -> list[Event]:
         """Record decisions with the next numbers.
 
         Args:
-            make: (projection, lane, numbers) -> the events.
+            make: numbers -> the events.
             keys: returns the keys to record with them.
         """
         with call_within(self.store.timeout):
@@ -213,25 +214,22 @@ class Experiment:
                 raise ExperimentStopped(
                     "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
                 )
-            while True:
+            with self._numbering:
+                first, last = self._next_number, self._next_number + num
+                self._next_number = last
+            events = None
+            try:
+                events = make(range(first, last))
+                recorded = self.store.append(self.name, events, keys=keys(events))
+            except BaseException as error:
+                is_refused = isinstance(error, KeyTaken | JournalError) and not isinstance(error, JournalTimeout)
                 with self._numbering:
-                    first, last = self._next_number, self._next_number + num
-                    self._next_number, lane = last, self.lane
-                try:
-                    events = make(projection, lane, range(first, last))
-                    recorded = self.store.append(self.name, events, keys=keys(events))
-                except DecisionNumberTaken:  # by another process: use a random number stream of our own
-                    self.lane = self.lane or new_id()[-12:]  # it begins with the time
-                    projection = self.catch_up()
-                except BaseException:
-                    with self._numbering:
-                        # No other thread took a later number: this one is used again. In a lane nothing refuses it twice.
-                        if self._next_number == last and not lane:
-                            self._next_number = first
-                    raise
-                else:
-                    self._fold_own(recorded)
-                    return recorded
+                    # If surely nothing was recorded, and no other thread took a later number, this one is used again.
+                    if self._next_number == last and (events is None or is_refused):
+                        self._next_number = first
+                raise
+            self._fold_own(recorded)
+            return recorded
 
     def learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any, list[str]]:
         """Learn from what is reported, and record it.

@@ -171,7 +171,8 @@ def _continue(
         raise JournalError(
             f"the experiment {name!r} has the arms {header.names}, and {names} were given: use add_arm for a new one"
         )
-    experiment = Experiment(store, name, projection, build, burn_in, identity)
+    stream = store.new_stream(name)
+    experiment = Experiment(store, name, projection, build, burn_in, identity, stream)
     checkpoint = load_checkpoint(store, name, identity, projection, header.last_refit)
     if checkpoint is None:
         store.check(name)

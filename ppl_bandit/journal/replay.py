@@ -147,7 +147,7 @@ def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[i
     numbers, is_batch, context = [int(event.number or 0) for event in batch], "row" in body, contexts[0]
     if is_batch and context is not None:
         context = jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
-    chosen = choose_arms(projection, batch[0].lane, numbers, context, mask, is_batch=is_batch)
+    chosen = choose_arms(projection, batch[0].stream, numbers, context, mask, is_batch=is_batch)
     for event, selection in zip(batch, chosen, strict=True):
         difference = _difference(names, event, selection)
         if difference:

@@ -91,7 +91,7 @@ def test_decisions_of_two_deciders_are_sealed_rewarded_and_replayed(server):
         assert len(bandit.pending()) == 240 - num_rewarded
         decided = [event for event in bandit._journal.events(name) if event.kind == DECIDED]
         assert {event.decision for event in decided} == {decision.id for decision in [*made, last]}
-        assert len({(event.lane, event.number) for event in decided}) == 241
+        assert len({(event.stream, event.number) for event in decided}) == 241
         result = replayed(bandit)
         assert (result.num_decisions, result.num_checked, result.position) == (241, 241, None)
         assert len({event.body["absorbed"] for event in decided}) > 1  # they followed the posterior

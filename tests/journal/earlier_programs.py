@@ -1,4 +1,4 @@
-"""The experiments in `earlier/`, journals that version 0.1.0 wrote, and what was played in them."""
+"""The experiments in `earlier/`, journals that version 0.1.0 and tables of version 3 wrote, and what was played in them."""
 
 import json
 from pathlib import Path
@@ -49,6 +49,7 @@ OPTIONS = {
     "lanes": {"program": conversion, "num_arms": 3, "num_samples": 100},
     "outcomes": {"program": hurdle, "num_arms": 2, "outcomes": ("buys", "spend"), "num_samples": 100},
 }
+OPTIONS |= {"version3": OPTIONS["conjugate"], "version3_kalman": OPTIONS["kalman"]}
 
 
 def open_earlier(name, journal=None, **options):

@@ -1,4 +1,4 @@
-"""Journals, checkpoints and saved files that version 0.1.0 wrote: they open and replay to the same posterior."""
+"""Journals, checkpoints and saved files of earlier releases: they open and replay to the same posterior."""
 
 import json
 import shutil
@@ -37,7 +37,9 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("outcomes", "linear", "lanes") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("outcomes", "linear", "lanes", "version3_kalman")
+        else name
         for name in OPTIONS
     ],
 )
@@ -65,11 +67,18 @@ def test_an_earlier_journal_opens_to_the_same_posterior_and_replays(name, tmp_pa
     if name != "linear":
         decision = again.select()
         again.discard(decision)
+        assert again._experiment.stream == "2"  # that of the first opening, and its numbers, belong to earlier releases
 
 
 def test_an_earlier_saved_bandit_loads_to_the_same_posterior():
     loaded = Bandit.load(FOLDER / "conjugate.bandit", OPTIONS["conjugate"]["program"], allow_changed=True)
     assert_same(numbers(loaded), load_numbers("conjugate"))
+
+
+def test_a_saved_journal_of_version_3_loads_to_the_same_posterior_and_random_stream():
+    loaded = Bandit.load(FOLDER / "version3.bandit", OPTIONS["version3"]["program"], allow_changed=True)
+    assert_same(numbers(loaded), load_numbers("version3"))
+    assert loaded._experiment.stream == ""
 
 
 def test_an_earlier_saved_bandit_is_saved_again_with_its_decisions(tmp_path):

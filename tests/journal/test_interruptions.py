@@ -53,7 +53,7 @@ def check(bandit):
     assert sum(record.status == "rewarded" for record in records) == arms.size == bandit.num_rewards
     bandit.select()  # follows the stream
     assert experiment.catch_up().num_played.sum() == len(records) + 1
-    numbers = [record.decided.number for record in records if not record.decided.lane]
+    numbers = [record.decided.number for record in records if not record.decided.stream]
     assert len(set(numbers)) == len(numbers)
 
 

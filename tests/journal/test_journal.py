@@ -72,17 +72,40 @@ def step(bandit, reward):
     return decision.arm
 
 
-def test_an_interrupted_run_makes_the_same_decisions_as_one_that_never_was(parts, tmp_path):
+def test_the_same_openings_make_the_same_decisions_and_an_interrupted_run_loses_nothing(parts, tmp_path):
     whole = make(parts, seed=5)
-    arms, expected = [], [step(whole, i % 2) for i in range(24)]
-    for _ in range(4):  # nothing is closed or saved: the process might as well have been killed
-        bandit = make(parts, seed=5, journal=tmp_path / "j.db")
-        arms += [step(bandit, i % 2) for i in range(6)]
-    assert arms == expected
-    assert counts(bandit) == counts(whole)
-    again = make(parts, seed=5, journal=f"sqlite:///{tmp_path}/j.db")
-    assert again.select().arm == whole.select().arm
+    expected = [step(whole, i % 2) for i in range(6)]
+    runs = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        arms = []
+        for _ in range(4):  # nothing is closed or saved: the process might as well have been killed
+            bandit = make(parts, seed=5, journal=tmp_path / folder / "j.db")
+            arms += [step(bandit, i % 2) for i in range(6)]
+        runs.append(arms)
+    assert runs[0] == runs[1]
+    assert runs[0][:6] == expected  # the first opening draws what a bandit without a journal draws
+    with Journal(tmp_path / "one" / "j.db") as journal:
+        made = [event for event in journal.events() if event.kind == DECIDED]
+    assert [event.stream for event in made] == [stream for stream in ("", "1", "2", "3") for _ in range(6)]
+    assert [event.number for event in made] == list(range(24))
+    plain = make(parts)
+    for number, arm in enumerate(runs[0]):
+        plain.update(arm=arm, reward=number % 2)
+    again = make(parts, seed=5, journal=f"sqlite:///{tmp_path}/one/j.db")
+    assert counts(again) == counts(plain)
     assert again.num_rewards == 24
+
+
+def test_a_saved_bandit_continues_its_random_stream(parts, tmp_path):
+    for _ in range(2):
+        bandit = make(parts, journal=tmp_path / "j.db")
+        step(bandit, 1)
+    bandit.save(tmp_path / "saved")
+    loaded = [Bandit.load(tmp_path / "saved", parts[0], engine=parts[1]) for _ in range(2)]
+    decisions = [one.select() for one in (bandit, *loaded)]
+    assert {float(decision.best_arm_probs[0]) for decision in decisions} == {float(decisions[0].best_arm_probs[0])}
+    assert loaded[0]._experiment.stream == bandit._experiment.stream == "1"
 
 
 def test_checkpoints_change_no_decision_and_are_not_believed_when_damaged(parts, tmp_path, monkeypatch):
@@ -139,20 +162,19 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     for decision, bandit in zip(decisions, (second, first, first, second), strict=True):
         bandit.update(decision.id, 1)  # a reward may be reported to either
     assert counts(first) == counts(second)
-    # One that has not followed and takes a number that is gone decides again, in a lane of its own.
+    # One that has not followed takes a number that another has taken, in its own random stream.
     stale = second._experiment
     first.select()
-    stale._next_number -= 1
     (event,) = stale.decide(stale.projection, np.ones(3, bool), None, None)
-    assert event.lane
-    # In a lane of its own: the same numbers, the same posterior, but other draws.
+    assert (event.number, event.stream, first._experiment.stream) == (4, "1", "")
+    # In another random stream: the same numbers, the same posterior, but other draws.
     fresh = first._experiment
     fresh.catch_up()
-    lanes = []
-    for lane in ("", "here", "there"):
-        chosen = [choose_arms(fresh.projection, lane, [i], None, np.ones(3, bool), is_batch=False)[0] for i in range(5)]
-        lanes.append([float(one.best_arm_probs[0]) for one in chosen])
-    assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
+    draws = []
+    for stream in ("", "1", "2"):
+        made = [choose_arms(fresh.projection, stream, [i], None, np.ones(3, bool), is_batch=False) for i in range(5)]
+        draws.append([float(one.best_arm_probs[0]) for (one,) in made])
+    assert draws[0] != draws[1] != draws[2] != draws[0]
     assert check_replay(first, "default").position is None
 
 

@@ -194,7 +194,7 @@ def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
     cases = {
         noise: "it is not a journal",
         foreign: "SQLite file of another application",
-        newer: "version 99, this release reads up to 3: upgrade",
+        newer: "version 99, this release reads up to 4: upgrade",
         cut: "damaged",
         alone: "copied without alone-wal, which has its records: copy both",
         tmp_path: "not a regular file",
@@ -264,7 +264,7 @@ def run_four_processes(url, num_each):
         events = journal.events()
     assert sum(event.kind == DECIDED for event in events) == 4 * num_each
     assert sum(event.kind == REWARDED for event in events) == 4 * num_each
-    assert len({event.lane for event in events if event.kind == DECIDED}) > 1  # they did decide at the same time
+    assert len({event.stream for event in events if event.kind == DECIDED}) > 1  # they did decide at the same time
     one = Bandit(journal_children.conversion, 3, num_samples=100)
     for event in events:
         if event.kind == REWARDED:

@@ -314,7 +314,7 @@ def test_propensities_are_the_frequencies_of_the_arms_and_replay_agrees(folder):
         assert service.stop() < 10 and other.stop() < 10
     with Journal(folder / "e.db", read_only=True) as journal:
         events = {event.decision: event for event in journal.events() if event.kind == DECIDED}
-    assert len(answers) == 20_000 and len({event.lane for event in events.values()}) > 1
+    assert len(answers) == 20_000 and len({event.stream for event in events.values()}) > 1
     # An arm's draw has variance e (1 - e) given its propensity e, so the sum over decisions is normal.
     for arm in range(3):
         mine = [answer for answer in answers if answer["arm"] == arm]

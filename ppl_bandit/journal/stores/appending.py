@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
 from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.journal.stores.personal import split, unit_key
-from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken
+from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
 
 __all__ = ["MAX_PARAMETERS", "AppendRequest", "End", "Execute", "append_requests"]
 
@@ -26,22 +26,16 @@ _LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMI
 _END = (
     f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
     "(SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads WHERE experiment = ?), "
-    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided'), "
-    "(SELECT MAX(number) FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '')"
-)
-_NUMBER_TAKEN = (
-    "EXISTS (SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '' "
-    "AND number BETWEEN ? AND ?)"
+    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided')"
 )
 
 
 class End(NamedTuple):
-    """The end of a stream: its last position and digest, the last event but decisions, and the largest number of a decision."""
+    """The end of a stream: its last position and digest, and the position of the last event that is not a decision."""
 
     position: int
     digest: str
     last_not_decision: int
-    last_number: int
 
 
 class AppendRequest(Request):
@@ -64,10 +58,6 @@ class AppendRequest(Request):
         self.experiment, self.events, self.after, self.keys, self.beside = experiment, events, after, keys, beside
         self.is_tried = False
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of its decisions in the empty lane."""
-        return [int(event.number or 0) for event in self.events if event.kind == DECIDED and not event.lane]
-
 
 def append_requests(
     execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool, end: End | None
@@ -85,17 +75,15 @@ def append_requests(
         JournalError: if events were removed from the end of the stream.
     """
     if end is None:
-        row = execute(f"SELECT {_END}", [experiment] * 6)[0]
-        end = End(row[0] or 0, row[1] or "", row[4] or 0, -1 if row[5] is None else row[5])
+        row = execute(f"SELECT {_END}", [experiment] * 5)[0]
+        end = End(row[0] or 0, row[1] or "", row[4] or 0)
         _check_head(experiment, end[:2], (row[2] or 0, row[3] or ""))
-    position, digest, last_not_decision, last_number = end
+    position, digest, last_not_decision = end
     values = _find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
     others: dict[str, list[tuple]] = {}
-    numbers_here: list[int] = []
     for request in requests:
-        numbers = request.numbers()
         recorded = _find_recorded(execute, request) if is_again or request.is_tried else []
         request.is_tried = True
         if recorded:
@@ -104,8 +92,6 @@ def append_requests(
             results.append(Conflict())
         elif request.keys and any(values.get(key.name) != key.expected for key in request.keys):
             results.append(KeyTaken())
-        elif numbers and min(numbers) <= last_number and _are_taken(execute, experiment, numbers, numbers_here):
-            results.append(DecisionNumberTaken())
         else:
             for event in request.events:
                 position += 1
@@ -119,9 +105,6 @@ def append_requests(
                 rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
                 recorded.append(event)
                 last_not_decision = last_not_decision if event.kind == DECIDED else position
-            if numbers:
-                numbers_here += numbers
-                last_number = max(last_number, *numbers)
             if request.keys:
                 values |= {key.name: key.value for key in request.keys}
                 others.setdefault(_NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
@@ -138,13 +121,7 @@ def append_requests(
         )
     for statement, own in others.items():
         execute(statement, own, True)
-    return results, End(position, digest, last_not_decision, last_number)
-
-
-def _are_taken(execute: Execute, experiment: str, numbers: Sequence[int], numbers_here: Sequence[int]) -> bool:
-    """Return whether decisions with some numbers are recorded, or are about to be."""
-    row = execute(f"SELECT {_NUMBER_TAKEN}", (experiment, min(numbers), max(numbers)))[0]
-    return bool(row[0]) or not set(numbers).isdisjoint(numbers_here)
+    return results, End(position, digest, last_not_decision)
 
 
 def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -> None:

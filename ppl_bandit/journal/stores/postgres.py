@@ -20,7 +20,7 @@ from ppl_bandit.journal.stores.appending import Execute
 from ppl_bandit.journal.stores.deadline import call_within, seconds_left
 from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
-from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION, VERSION_WITH_HEADS
+from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
 __all__ = ["PostgresBackend"]
 
@@ -217,8 +217,8 @@ class PostgresBackend:
         for statement in TABLES:
             execute(statement.format(blob="BYTEA"))
         execute("CREATE TABLE IF NOT EXISTS ppl_bandit_journal (version INTEGER NOT NULL)")
-        if found is None or found < VERSION_WITH_HEADS:
-            execute(HEADS_OF_EVENTS)
+        for statement in upgrades_from(found or 0):
+            execute(statement)
         execute("DELETE FROM ppl_bandit_journal")
         execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
 

@@ -29,11 +29,18 @@ from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
 from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, read_staged, seal_staged
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
-from ppl_bandit.journal.stores.tables import COLUMNS, IS_SETTING, VERSION_WITH_HEADS, event_from_row
+from ppl_bandit.journal.stores.tables import (
+    COLUMNS,
+    IS_SETTING,
+    VERSION_WITH_HEADS,
+    VERSION_WITH_OPENINGS,
+    event_from_row,
+)
 
 __all__ = ["Backend", "Damage", "Result", "SqlStore", "read_batches"]
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
+_NUM_OPENINGS = "SELECT num FROM ppl_bandit_openings WHERE experiment = ?"
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
 _OFTEN = frozenset((DECIDED, REWARDED))
 _MAX_UNWRITTEN = 64  # a step in memory takes 0.1 ms longer with 1
@@ -123,7 +130,6 @@ class SqlStore:
         Raises:
             KeyTaken: if a key has another value than expected.
             Conflict: if the stream has an event other than a decision beyond `after`.
-            DecisionNumberTaken: if a decision in the empty lane has a number that is already recorded.
         """
         with call_within(self.timeout):
             if self._backend.is_private and not keys:
@@ -380,9 +386,24 @@ class SqlStore:
             raise JournalError(f"{self._backend.label}: deciders need a journal in PostgreSQL")
         self._run(lambda execute, is_again: [execute(statement) for statement in STAGING_TABLES], ["ppl_bandit tables"])
 
-    def new_stream(self) -> str:
-        """Return an identifier of a random number stream, which no other process gets."""
-        return "d{}".format(*self._query("SELECT nextval('ppl_bandit_streams')")[0])
+    def new_stream(self, experiment: str) -> str:
+        """Count an opening of an experiment, and return the identifier of its random number stream, which no other has.
+
+        The first opening gets the empty text, the next ones "1", "2", ...; one that can only read decides nothing.
+        """
+        if self._backend.read_only:
+            return ""
+
+        def work(execute: Execute, is_again: bool) -> int:
+            execute(
+                "INSERT INTO ppl_bandit_openings VALUES (?, 1) "
+                "ON CONFLICT (experiment) DO UPDATE SET num = ppl_bandit_openings.num + 1",
+                (experiment,),
+            )
+            return int(execute(_NUM_OPENINGS, (experiment,))[0][0])
+
+        num = self._run(work, [experiment])
+        return "" if num == 1 else str(num - 1)
 
     def seal(self, experiment: str) -> int:
         """Append the decisions that deciders have staged to the stream, and return the number of their calls."""
@@ -406,9 +427,16 @@ class SqlStore:
             self._has_staging = self._run(lambda execute, is_again: has_staging(execute))
         return self._has_staging
 
-    def copy_to(self, other: "SqlStore", experiment: str) -> None:
-        """Copy an experiment, as it is now, to a store that does not have it."""
+    def copy_to(self, other: "SqlStore", experiment: str, stream: str | None = None) -> None:
+        """Copy an experiment, as it is now, to a store that does not have it.
+
+        Args:
+            stream: random number stream of the next opening of the copy; None: as here.
+        """
         heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", experiment)
+        num_openings = int(stream or 0)
+        if stream is None and self._backend.version >= VERSION_WITH_OPENINGS:
+            num_openings = sum(num for (num,) in self._query(_NUM_OPENINGS, experiment))
         position = heads[0][1] if heads else 0
 
         def work(execute: Execute, is_again: bool) -> None:
@@ -424,6 +452,7 @@ class SqlStore:
             keys = self._query("SELECT * FROM ppl_bandit_keys WHERE experiment = ?", experiment)
             execute("INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?)", keys, True)
             execute("INSERT INTO ppl_bandit_heads VALUES (?, ?, ?)", heads, True)
+            execute("INSERT INTO ppl_bandit_openings VALUES (?, ?)", [(experiment, num_openings)], True)
 
         other._run(work, [experiment])
 
@@ -587,13 +616,8 @@ class SqlStore:
         recorded, kept = list[Event](), list[tuple[str, Event, End]]()
         for event in events:
             event = event._replace(position=end.position + 1)
-            if event.kind == DECIDED and not event.lane:
-                if int(event.number or 0) <= end.last_number:  # it may be taken
-                    return []
-                end = end._replace(position=event.position, last_number=int(event.number or 0))
-            else:
-                last = end.last_not_decision if event.kind == DECIDED else event.position
-                end = end._replace(position=event.position, last_not_decision=last)
+            last = end.last_not_decision if event.kind == DECIDED else event.position
+            end = end._replace(position=event.position, last_not_decision=last)
             recorded.append(event)
             kept.append((experiment, event, end))
         self._unwritten.extend(kept)

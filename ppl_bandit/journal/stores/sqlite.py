@@ -20,7 +20,7 @@ from ppl_bandit.journal.stores.appending import Execute
 from ppl_bandit.journal.stores.deadline import held, seconds_left
 from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
-from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION, VERSION_WITH_HEADS
+from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
 __all__ = ["SqliteBackend"]
 
@@ -222,8 +222,8 @@ class SqliteBackend:
         if connection.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # no other process did it in the meantime
             for statement in TABLES:
                 connection.execute(statement.format(blob="BLOB"))
-            if found < VERSION_WITH_HEADS:
-                connection.execute(HEADS_OF_EVENTS)
+            for statement in upgrades_from(found):
+                connection.execute(statement)
             connection.execute(f"PRAGMA application_id={_APPLICATION}")
             connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")

@@ -19,7 +19,6 @@ STAGING_TABLES = (
     "CREATE INDEX IF NOT EXISTS ppl_bandit_staged_order ON ppl_bandit_staged (experiment, number)",
     # When a sealer last said that the newest checkpoint is the newest posterior.
     "CREATE TABLE IF NOT EXISTS ppl_bandit_sealers (experiment TEXT PRIMARY KEY, time DOUBLE PRECISION NOT NULL)",
-    "CREATE SEQUENCE IF NOT EXISTS ppl_bandit_streams",  # identifiers of the deciders' random number streams
 )
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 __all__ = [
     "Conflict",
     "DamagedEvent",
-    "DecisionNumberTaken",
     "JournalError",
     "JournalTimeout",
     "Key",
@@ -30,10 +29,6 @@ class DamagedEvent(JournalError):
 
 class Conflict(Exception):
     """An event other than a decision was appended since the given position: read it and try again."""
-
-
-class DecisionNumberTaken(Exception):
-    """Another process has recorded the decision of this number."""
 
 
 class KeyTaken(Exception):

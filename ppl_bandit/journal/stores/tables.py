@@ -10,10 +10,20 @@ from typing import Any
 from ppl_bandit.journal.events import Event, decode
 from ppl_bandit.journal.stores.store import ReadingEvent
 
-__all__ = ["COLUMNS", "HEADS_OF_EVENTS", "IS_SETTING", "TABLES", "VERSION", "VERSION_WITH_HEADS", "event_from_row"]
+__all__ = [
+    "COLUMNS",
+    "IS_SETTING",
+    "TABLES",
+    "VERSION",
+    "VERSION_WITH_HEADS",
+    "VERSION_WITH_OPENINGS",
+    "event_from_row",
+    "upgrades_from",
+]
 
 VERSION_WITH_HEADS = 2
-VERSION = 3
+VERSION_WITH_OPENINGS = 4
+VERSION = 4
 TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_events (
         experiment TEXT NOT NULL, position BIGINT NOT NULL, kind TEXT NOT NULL, decision TEXT, batch TEXT NOT NULL,
@@ -24,8 +34,6 @@ TABLES = (
     """CREATE INDEX IF NOT EXISTS ppl_bandit_learnt ON ppl_bandit_events (experiment, position) WHERE kind <> 'decided'""",
     """CREATE INDEX IF NOT EXISTS ppl_bandit_settings ON ppl_bandit_events (experiment, position)
         WHERE kind IN ('opened', 'changed', 'arms', 'looked', 'checkpoint')""",
-    """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_numbers ON ppl_bandit_events (experiment, number)
-        WHERE kind = 'decided' AND lane = ''""",
     """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_ids ON ppl_bandit_events (experiment, decision)
         WHERE kind = 'decided'""",
     """CREATE TABLE IF NOT EXISTS ppl_bandit_checkpoints (
@@ -41,19 +49,32 @@ TABLES = (
     """CREATE INDEX IF NOT EXISTS ppl_bandit_keys_of ON ppl_bandit_keys (experiment, owner) WHERE owner IS NOT NULL""",
     """CREATE TABLE IF NOT EXISTS ppl_bandit_heads (
         experiment TEXT NOT NULL PRIMARY KEY, position BIGINT NOT NULL, digest TEXT NOT NULL)""",
+    # How often an experiment was opened: every opening draws from a random number stream of its own.
+    """CREATE TABLE IF NOT EXISTS ppl_bandit_openings (experiment TEXT NOT NULL PRIMARY KEY, num BIGINT NOT NULL)""",
 )
 # A journal of version 1 has no heads: they are written when it is opened.
-HEADS_OF_EVENTS = """INSERT INTO ppl_bandit_heads SELECT last.experiment, last.position, last.digest FROM ppl_bandit_events last
+_HEADS_OF_EVENTS = """INSERT INTO ppl_bandit_heads SELECT last.experiment, last.position, last.digest FROM ppl_bandit_events last
     JOIN (SELECT experiment, MAX(position) AS position FROM ppl_bandit_events GROUP BY experiment) ends
     ON last.experiment = ends.experiment AND last.position = ends.position"""
+# Before version 4 processes shared the first stream, and an index refused a number of it that was taken.
+_OPENINGS_OF_EXPERIMENTS = (
+    "INSERT INTO ppl_bandit_openings SELECT experiment, 1 FROM ppl_bandit_heads",
+    "DROP INDEX IF EXISTS ppl_bandit_numbers",
+)
 # The same words as in the index ppl_bandit_settings, which is used for this condition.
 IS_SETTING = "kind IN ('opened', 'changed', 'arms', 'looked', 'checkpoint')"
 COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, body"
 
 
+def upgrades_from(version: int) -> tuple[str, ...]:
+    """Return the statements that fill the tables which a journal of an earlier version did not have."""
+    heads = (_HEADS_OF_EVENTS,) if version < VERSION_WITH_HEADS else ()
+    return (*heads, *_OPENINGS_OF_EXPERIMENTS) if version < VERSION_WITH_OPENINGS else heads
+
+
 def event_from_row(experiment: str, row: Sequence[Any]) -> Event:
     """Return the event in a row of `COLUMNS`."""
-    position, kind, decision, batch, number, lane, arm, settles, time, body = row
+    position, kind, decision, batch, number, stream, arm, settles, time, body = row
     with ReadingEvent(experiment, position):
         contents = decode(body)
-    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, contents)
+    return Event(position, kind, decision, batch, number, stream, arm, bool(settles), time, contents)

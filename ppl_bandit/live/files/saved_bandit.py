@@ -55,7 +55,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
         store = SqlStore(SqliteBackend(copy))
         try:
             with experiment.fold_lock:
-                experiment.store.copy_to(store, experiment.name)
+                experiment.store.copy_to(store, experiment.name, experiment.stream)
                 projection = experiment.projection
             context = projection.task.model.context
             checkpoint = make_checkpoint(experiment, projection, {"form": _context_form(context)}, {"context": context})
