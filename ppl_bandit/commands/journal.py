@@ -20,12 +20,14 @@ from ppl_bandit.journal.audit import decision_details, decision_table, experimen
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
-from ppl_bandit.journal.replay import ReplayResult, replay
-from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
+from ppl_bandit.journal.replay import ReplayResult, recompute_posteriors, replay
+from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, ReadingEvent
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
+
+_WITH_PROGRAM = ("look", "report", "replay", "erase", "expire", "verify")
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
@@ -33,9 +35,15 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     is_writing = arguments.action in ("look", "erase", "expire")
     with Journal(arguments.url, must_exist=is_writing, read_only=not is_writing) as journal:
         name = find_experiment(journal, arguments.name)
-        if arguments.action in ("look", "report", "replay", "erase", "expire") and arguments.model is None:
-            arguments.model = find_program(read_header(journal.store, name), arguments.url, arguments.action)
-            progress(f"program: {arguments.model}, as the journal says; --model names another")
+        arguments.is_model_given = arguments.action in _WITH_PROGRAM and arguments.model is not None
+        if arguments.action in _WITH_PROGRAM and not arguments.is_model_given:
+            try:
+                arguments.model = find_program(read_header(journal.store, name), arguments.url, arguments.action)
+                progress(f"program: {arguments.model}, as the journal says; --model names another")
+            except JournalError as error:
+                if arguments.action != "verify":
+                    raise
+                arguments.why_no_model = str(error)
         action: dict[str, Callable] = {
             "status": _status,
             "look": _look,
@@ -156,7 +164,7 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         task,
         prior,
         bandit._build,
-        progress_reporter(name, journal.store.last_position(name), "events") if sys.stderr.isatty() else None,
+        _progress(journal, name),
         bandit._look_difference,
     )
     result = found._asdict() | {"first_broken_position": None if damage is None else damage.position}
@@ -274,18 +282,37 @@ def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: Show
 
 
 def _verify(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    why_not = ""
     try:
-        journal.verify(name, arguments.head)
-    except JournalError as error:
+        found = journal.verify(name, arguments.head)
+        if found.num_posteriors:
+            bandit, why_not = _bandit_to_verify(journal, name, arguments)
+            if bandit is not None:
+                found = recompute_posteriors(journal.store, found, bandit._build, _progress(journal, name))
+    except DamagedEvent as error:
         show(f"DAMAGED: {error}")
         return {"name": name, "damage": str(error)}, 1
-    head = journal.head(name)
-    compared = "" if arguments.head is None else ", and agrees with the given head"
-    show(f"{name}: the chain of digests is whole{compared}; its head is {head}")
-    num_unsealed = journal.num_unsealed(name)
-    if num_unsealed:
-        show(f"{num_unsealed} decisions of deciders are recorded beside it and not sealed yet: a Sealer does that")
-    return {"name": name, "damage": None, "head": head, "num_unsealed": num_unsealed}, 0
+    show(found.text)
+    if why_not:
+        show(why_not)
+    counts = {"num_posteriors": found.num_posteriors, "num_recomputed": found.num_recomputed}
+    return {"name": name, "damage": None, "head": found.head, "num_unsealed": found.num_unsealed, **counts}, 0
+
+
+def _bandit_to_verify(journal: Journal, name: str, arguments: argparse.Namespace) -> tuple[Bandit | None, str]:
+    """Return the recorded bandit; None, and why, if the journal alone names its program, and that is not what it was."""
+    if arguments.model is None:
+        return None, arguments.why_no_model
+    try:
+        return _bandit(read_header(journal.store, name), arguments.model), ""
+    except Exception as error:  # loading a program executes it
+        if arguments.is_model_given:
+            raise
+        return None, str(error)
+
+
+def _progress(journal: Journal, name: str) -> Callable[[int], None] | None:
+    return progress_reporter(name, journal.store.last_position(name), "events") if sys.stderr.isatty() else None
 
 
 def _bandit(header: ExperimentHeader, spec: str, **place: Any) -> Bandit:

@@ -1,8 +1,8 @@
-"""Read a journal without the program: counts, the details of one decision, a table of all."""
+"""Read a journal without the program: counts, the details of one decision, a table of all, what was verified."""
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,57 @@ from ppl_bandit.types import UnknownDecision
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["decision_details", "decision_records", "decision_table", "experiment_status", "utc_time"]
+__all__ = ["Verification", "decision_details", "decision_records", "decision_table", "experiment_status", "utc_time"]
 
 _PAGE = 500  # decisions read at once
 _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
+
+
+class Verification(NamedTuple):
+    """What `verify` has found to be as it was recorded; a difference raises JournalError instead.
+
+    Attributes:
+        name: of the experiment.
+        head: POSITION:DIGEST of its last event.
+        is_compared: whether the chain was compared with a head that was kept elsewhere.
+        num_posteriors: number of stored posteriors: checkpoints, and snapshots for deciders.
+        num_recomputed: how many of them were learnt again from the events; None if no program is known.
+        num_unsealed: decisions of deciders that are recorded and not in the stream yet.
+    """
+
+    name: str
+    head: str
+    is_compared: bool
+    num_posteriors: int
+    num_recomputed: int | None
+    num_unsealed: int
+
+    @property
+    def text(self) -> str:
+        """The finding in words."""
+        compared = ", and agrees with the given head" if self.is_compared else ""
+        lines = [f"{self.name}: the chain of digests is whole{compared}; its head is {self.head}"]
+        num, done = self.num_posteriors, self.num_recomputed
+        if num and done is None:
+            lines.append(
+                f"{num} stored posteriors were compared with their digests, and NOT recomputed from the events, because no "
+                "program is known: call Bandit.verify, or give `ppl-bandit journal URL verify` the option --model"
+            )
+        elif num:
+            lines.append(f"{done} of {num} stored posteriors recomputed from the events: they agree")
+        if done is not None and done < num:
+            lines.append(
+                f"{num - done} could NOT be recomputed: their contexts were erased, or they are of an earlier program or "
+                "engine; those are read by no bandit"
+            )
+        if self.num_unsealed:
+            lines.append(
+                f"{self.num_unsealed} decisions of deciders are recorded beside it and not sealed yet: a Sealer does that"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:

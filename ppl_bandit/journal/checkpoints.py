@@ -27,6 +27,7 @@ from ppl_bandit.types import Interaction
 
 __all__ = [
     "Checkpoint",
+    "StoredPosterior",
     "announced_checkpoints",
     "checkpoint_difference",
     "load_checkpoint",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _NUM_COMPARED = 20  # draws
-_TOLERANCE = 1e-6  # rounding on another processor, relative to the largest draw
+_TOLERANCE = 1e-6  # rounding on another processor, relative to the largest draw of an entry
 
 
 class Checkpoint(NamedTuple):
@@ -57,6 +58,25 @@ class Checkpoint(NamedTuple):
     num_rows: int
     num_completed: int
     next_number: int
+
+
+class StoredPosterior(NamedTuple):
+    """The contents of a checkpoint.
+
+    Attributes:
+        announced: position of the event that announces it.
+        header: JSON values.
+        trees: leaves of the arrays, by name.
+    """
+
+    announced: int
+    header: dict[str, Any]
+    trees: dict[str, list[Any] | None]
+
+    @property
+    def position(self) -> int:
+        """The position of the last event that it has learnt, by its own account."""
+        return int(self.header["position"])
 
 
 def save_checkpoint(experiment: Experiment) -> None:
@@ -106,14 +126,15 @@ def load_checkpoint(
         projection: the state before the first event.
         least: the position that it must have learnt.
     """
-    for _, header, trees in announced_checkpoints(store, name):
+    for stored in announced_checkpoints(store, name):
+        header, position = stored.header, stored.position
         try:
-            position, digest = header["position"], header["head"]
+            digest = header["head"]
             if header["stamp"] != _stamp(identity, len(projection.task.arms)) or position < least:
                 continue
-            if digest != store.digest_at(name, position):
+            if not 0 < position < stored.announced or digest != store.digest_at(name, position):
                 continue
-            learner = restore_learner(projection, header, trees)
+            learner = restore_learner(projection, header, stored.trees)
         except (ValueError, KeyError, TypeError, DamagedEvent):
             continue
         after = learning_in_part(projection) if header["is_partial"] else projection
@@ -131,37 +152,42 @@ def load_checkpoint(
     return None
 
 
-def announced_checkpoints(store: SqlStore, name: str) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Yield the position of the event that announces a checkpoint, its header and its trees, newest first.
+def announced_checkpoints(store: SqlStore, name: str) -> Iterator[StoredPosterior]:
+    """Yield the stored posteriors, newest first.
 
-    Contents that are not those that the event announces are left out.
+    Contents that cannot be read, or are not those that an event announces, are left out.
     """
     for at, contents in store.checkpoints(name):
         try:
             announced = [event for event in store.read(name, at - 1, at + 1) if event.kind == CHECKPOINT]
             if announced and announced[0].body["contents"] == _digest(contents):
-                yield at, *read_archive(contents)
+                found = StoredPosterior(at, *read_archive(contents))
+                if isinstance(found.header["position"], int):
+                    yield found
         except (ValueError, KeyError, TypeError, DamagedEvent):
             continue
 
 
-def checkpoint_difference(projection: Projection, header: Mapping[str, Any], trees: Mapping[str, Any]) -> str:
+def checkpoint_difference(projection: Projection, stored: StoredPosterior) -> str | None:
     """Return how a stored posterior differs from the replayed one at its position, in words; empty if they agree.
 
-    Both are compared by draws with the same random numbers. A posterior that does not fit the engine is not compared: opening
-    an experiment does not read it.
+    Both are compared by draws with the same random numbers. A posterior that does not fit the engine is not compared, and the
+    result is None: opening an experiment does not read it.
     """
+    if stored.position != projection.position:
+        return f"the stored posterior is said to be that of position {stored.position}, which is inside a call"
     for name, replayed in _stream_header(projection).items():
-        if header.get(name) != replayed:
-            return f"the stored {name} is {header.get(name)}, the replayed one is {replayed}"
+        if stored.header.get(name) != replayed:
+            return f"the stored {name} is {stored.header.get(name)}, the replayed one is {replayed}"
     try:
-        stored = draw(restore_learner(projection, header, trees), _NUM_COMPARED)
+        learner = restore_learner(projection, stored.header, stored.trees)
+        drawn = draw(learner, _NUM_COMPARED)
     except (ValueError, KeyError, TypeError):
-        return ""
+        return None
     for site, replayed in draw(projection.learner, _NUM_COMPARED).items():
-        gap = float(np.max(np.abs(stored[site] - replayed), initial=0.0))
-        if not gap <= _TOLERANCE * (1.0 + float(np.max(np.abs(replayed), initial=0.0))):
-            return f"draws of {site!r} from the stored and from the replayed posterior differ by {gap:.2g}"
+        gap = np.max(np.abs(drawn[site] - replayed), axis=0, initial=0.0)
+        if not np.all(gap <= _TOLERANCE * np.max(np.abs(replayed), axis=0, initial=0.0)):
+            return f"draws of {site!r} from the stored and from the replayed posterior differ by {np.max(gap):.2g}"
     return ""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
+from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
@@ -91,8 +92,11 @@ class Journal:
         self.store.check_name(check_text(name, "name"))
         return "{}:{}".format(*self.store.head(name))
 
-    def verify(self, name: str = "default", head: str | None = None) -> None:
-        """Check that no event was edited or removed.
+    def verify(self, name: str = "default", head: str | None = None) -> Verification:
+        """Check that no event was edited or removed; the result says what was checked.
+
+        A journal knows no program, so stored posteriors are compared with their digests alone.
+        `Bandit.verify` learns them again.
 
         Args:
             head: what `head` returned earlier.
@@ -105,6 +109,9 @@ class Journal:
         if kept is None:
             self.store.check_name(name)
         self.store.check(name, kept, since=None)
+        num_posteriors, num_unsealed = len(self.store.checkpoints(name)), self.store.num_staged(name)
+        last = "{}:{}".format(*self.store.head(name))
+        return Verification(name, last, kept is not None, num_posteriors, None, num_unsealed)
 
     def num_unsealed(self, name: str = "default") -> int:
         """Return the number of decisions that deciders have recorded and no `Sealer` has moved into the stream yet."""

@@ -8,19 +8,21 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import announced_checkpoints, checkpoint_difference
 from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.stores.personal import ERASED
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
-from ppl_bandit.journal.stores.store import ReadingEvent
+from ppl_bandit.journal.stores.store import DamagedEvent, ReadingEvent
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.types import Selection
 
-__all__ = ["ReplayResult", "replay"]
+__all__ = ["ReplayResult", "recompute_posteriors", "replay"]
 
 _TOLERANCE = 1e-9  # of probabilities: rounding on another processor, far below the 1 / M between two values of p-hat
 
@@ -34,6 +36,7 @@ class ReplayResult(NamedTuple):
         position: of the first decision, look or checkpoint that differs; None if all agree.
         difference: in words.
         num_erased: decisions that cannot be made again: a context that they depend on was erased with its unit.
+        num_posteriors: number of stored posteriors that were learnt again, and agree.
     """
 
     num_decisions: int
@@ -41,6 +44,7 @@ class ReplayResult(NamedTuple):
     position: int | None = None
     difference: str = ""
     num_erased: int = 0
+    num_posteriors: int = 0
 
 
 def replay(
@@ -52,10 +56,12 @@ def replay(
     build: BuildTask,
     advance: Callable[[int], None] | None = None,
     look_difference: Callable[[Projection, Event], str] = lambda projection, event: "",
+    *,
+    only_posteriors: bool = False,
 ) -> ReplayResult:
     """Make the decisions beyond a position again, in order, and stop at the first that differs.
 
-    The looks, and the posteriors that are stored as checkpoints, are compared too.
+    The looks, and the posteriors that are stored as checkpoints or published as snapshots, are compared too.
 
     A process may record a decision after another process recorded a reward that the first had not read yet. Such a late
     decision is made again from the projection before that reward, which is kept until then. The stream is read
@@ -66,15 +72,25 @@ def replay(
         task: with the arms at that position.
         advance: called with numbers of events that were folded.
         look_difference: takes a recorded look again; returns the difference in words, empty if there is none.
+        only_posteriors: whether to make no decision and no look again, and to stop at the last stored posterior.
     """
     experiment = Experiment(store, name, initial_projection(task, prior), build)
-    late, num_decisions = _find_late_decisions(store, name, after)
+    late, num_decisions = ({}, 0) if only_posteriors else _find_late_decisions(store, name, after)
     num_uses = Counter(late.values())
     kept: dict[int, Projection] = {}
     num_checked, num_erased, is_started, has_erased_rows = 0, 0, False, False
     has_context = task.model.context is not None
-    checkpoints = list(announced_checkpoints(store, name))
-    for batch in read_batches(store, name, 0, whole=True):
+    num_posteriors = 0
+    stored = [one for one in announced_checkpoints(store, name) if not 0 < one.position <= after]  # none before is read
+    for one in stored:
+        if not 0 < one.position < one.announced:
+            difference = (
+                f"the stored posterior is said to be that of position {one.position}, announced at {one.announced}"
+            )
+            return ReplayResult(num_decisions, 0, one.announced, difference)
+    for batch in read_batches(store, name, 0, whole=not only_posteriors):
+        if only_posteriors and not stored:
+            break
         first = batch[0].position
         if batch[-1].position <= after:
             experiment.fold(batch, is_learning=False)
@@ -85,36 +101,63 @@ def replay(
         if first in num_uses:
             kept[first] = experiment.projection
         # A late decision that depends on rewards before `after` cannot be made again.
-        if batch[0].kind == DECIDED and late.get(first, after + 1) > after:
+        if not only_posteriors and batch[0].kind == DECIDED and late.get(first, after + 1) > after:
             projection = kept[late[first]] if first in late else experiment.projection
             if has_context and (has_erased_rows or any(ERASED in event.body for event in batch)):
                 num_erased += len(batch)
-                experiment.fold(batch)
-                continue
-            num_checked += len(batch)
-            with ReadingEvent(name, first):
-                difference = _first_difference(projection, batch)
-            if difference is not None:
-                return ReplayResult(num_decisions, num_checked, *difference)
+            else:
+                num_checked += len(batch)
+                with ReadingEvent(name, first):
+                    found = _first_difference(projection, batch)
+                if found is not None:
+                    return ReplayResult(num_decisions, num_checked, *found)
             if first in late:
                 num_uses[late[first]] -= 1
                 if not num_uses[late[first]]:
                     del kept[late[first]]
         has_erased_rows |= batch[0].kind != DECIDED and any(ERASED in event.body for event in batch)
-        if batch[0].kind == LOOKED and not (has_context and has_erased_rows):
+        if has_context and has_erased_rows:
+            stored = []  # those behind this position depend on contexts that are gone
+        if batch[0].kind == LOOKED and not (only_posteriors or (has_context and has_erased_rows)):
             with ReadingEvent(name, first):
                 difference_of_look = look_difference(experiment.projection, batch[0])
             if difference_of_look:
                 return ReplayResult(num_decisions, num_checked, first, difference_of_look)
         experiment.fold(batch)
-        for at, header, trees in checkpoints if not (has_context and has_erased_rows) else ():
-            if header.get("position") in range(first, batch[-1].position + 1):
-                difference_of_checkpoint = checkpoint_difference(experiment.projection, header, trees)
-                if difference_of_checkpoint:
-                    return ReplayResult(num_decisions, num_checked, at, difference_of_checkpoint)
+        due = [one for one in stored if one.position <= batch[-1].position]
+        stored = [one for one in stored if one.position > batch[-1].position]
+        for one in due:
+            difference_of_posterior = checkpoint_difference(experiment.projection, one)
+            if difference_of_posterior:
+                return ReplayResult(num_decisions, num_checked, one.announced, difference_of_posterior)
+            num_posteriors += difference_of_posterior is not None
         if advance is not None:
             advance(len(batch))
-    return ReplayResult(num_decisions, num_checked, num_erased=num_erased)
+    return ReplayResult(num_decisions, num_checked, num_erased=num_erased, num_posteriors=num_posteriors)
+
+
+def recompute_posteriors(
+    store: SqlStore, found: Verification, build: BuildTask, advance: Callable[[int], None] | None = None
+) -> Verification:
+    """Learn the stored posteriors of a verified stream again from its events, and compare.
+
+    Args:
+        build: of the program that the experiment was recorded with.
+        advance: as in `replay`.
+
+    Raises:
+        DamagedEvent: with the position of the event that announces the first that differs.
+    """
+    header = read_header(store, found.name)
+    # With the initial arms: later ones are added at the events that added them.
+    task, prior = build(list(header.identity["arms"]))
+    result = replay(store, found.name, header.last_change, task, prior, build, advance, only_posteriors=True)
+    if result.position is not None:
+        raise DamagedEvent(
+            f"the posterior that the event at position {result.position} of the experiment {found.name!r} announces does not "
+            f"follow from the events before it: {result.difference}; it was forged or damaged: restore the journal from a copy"
+        )
+    return found._replace(num_recomputed=result.num_posteriors)
 
 
 def _find_late_decisions(store: SqlStore, name: str, after: int) -> tuple[dict[int, int], int]:

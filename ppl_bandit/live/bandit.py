@@ -23,14 +23,16 @@ from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selecto
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
+from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.open_experiment import open_experiment
+from ppl_bandit.journal.open_experiment import open_experiment, record_identity
 from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Report, Reported
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
+from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.memory import MemoryBackend
 from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -514,6 +516,23 @@ class Bandit(ReadableBandit):
         if projection.is_paused != is_paused:
             names = list(projection.task.arms.names)
             self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
+
+    def verify(self, head: str | None = None) -> Verification:
+        """Check that no event was edited or removed, and that the stored posteriors follow from the events.
+
+        The posteriors are learnt again from the first event, which takes as long as it took to learn them.
+
+        Args:
+            head: what `Journal.head` returned earlier.
+
+        Raises:
+            JournalError: with the first position at which something is not what was recorded.
+        """
+        self._check_process()
+        experiment = self._experiment
+        record_identity(experiment)  # in memory it may be missing
+        found = Journal.of(experiment.store, "the bandit").verify(experiment.name, head)
+        return recompute_posteriors(experiment.store, found, self._build)
 
     def save(self, path: str | PathLike) -> None:
         """Write a copy of the bandit's journal, with a checkpoint, to one SQLite file; an existing file is replaced atomically.

@@ -1,6 +1,8 @@
 """Checkpoints follow from their stream, or are not read; opening with one reads only what came after it."""
 
 import hashlib
+import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -8,9 +10,10 @@ import textwrap
 
 import numpy as np
 import pytest
-from shared_models import bernoulli_bandit
+from shared_models import bernoulli_bandit, bernoulli_program
 
-from ppl_bandit import Journal, JournalError
+from ppl_bandit import Bandit, Journal, JournalError
+from ppl_bandit.commands.cli import main
 from ppl_bandit.journal import open_experiment
 from ppl_bandit.journal.checkpoints import make_checkpoint
 from ppl_bandit.journal.open_experiment import read_header
@@ -88,41 +91,107 @@ def replayed(bandit):
     return replay(experiment.store, "default", header.last_change, task, prior, bandit._build)
 
 
-def count_twice(header, trees):
-    header.update(num_rows=2 * header["num_rows"])
+def announce(bandit, change):
+    """Store a changed posterior, and append an event that announces it, so that the chain of digests is whole."""
+    event, contents = make_checkpoint(bandit._experiment, bandit._experiment.projection)
+    header, trees = read_archive(contents)
+    change(header, trees)
+    forged = write_archive(header, trees)
+    event.body["contents"] = hashlib.sha256(forged).hexdigest()
+    bandit._journal.store.write_checkpoint("default", event, forged)
 
 
-def retire(header, trees):
-    header.update(retired=[0])
+def set_header(**fields):
+    return lambda header, trees: header.update(fields)
 
 
-def lose_the_last_reward(header, trees):
-    header.update(position=header["position"] - 2)
+FORGERIES = {
+    "a posterior swapped between arms": (swap_arms, "draws of 'rate' from the stored"),
+    "rows that count twice": (set_header(num_rows=20), "num_rows is 20"),
+    "a retired arm": (set_header(retired=[0]), "retired is [0]"),
+    "a position before the last reward": (
+        lambda header, trees: header.update(position=header["position"] - 2),
+        "num_rows is 10, the replayed one is 9",
+    ),
+    "a position before the first event": (set_header(position=0, head=""), "that of position 0"),
+    "a position that is not announced yet": (set_header(position=23), "that of position 23, announced at 23"),
+}
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (swap_arms, "draws of 'rate' from the stored"),
-        (count_twice, "num_rows is 20"),
-        (retire, "retired is [0]"),
-        (lose_the_last_reward, "num_rows is 10, the replayed one is 9"),
-    ],
-)
-def test_replay_finds_a_forged_posterior_that_the_chain_announces(path, change, words):
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_verify_and_replay_find_a_forged_posterior_that_the_chain_announces(path, kind):
+    """As by somebody who may write everything, after the head that was kept elsewhere."""
+    change, words = FORGERIES[kind]
     with bernoulli_bandit(journal=path) as bandit:
+        head = bandit._journal.head()
+        found = bandit.verify(head)
+        assert (found.num_posteriors, found.num_recomputed) == (1, 1) and "1 of 1 stored posteriors recomputed" in str(
+            found
+        )
         found = replayed(bandit)
-        assert (found.num_checked, found.position) == (NUM_EVENTS // 2, None)
-        experiment, store = bandit._experiment, bandit._journal.store
-        event, contents = make_checkpoint(experiment, experiment.projection)
+        assert (found.num_checked, found.num_posteriors, found.position) == (NUM_EVENTS // 2, 1, None)
+        announce(bandit, change)
+        told = bandit._journal.verify(head=head)  # without the program the chain alone can be checked
+        assert (
+            told.num_recomputed is None and "NOT recomputed from the events, because no program is known" in told.text
+        )
+        with pytest.raises(JournalError, match=f"the event at position {NUM_EVENTS + 3} of .*{re.escape(words)}"):
+            bandit.verify(head)
+        found = replayed(bandit)
+        assert found.position == NUM_EVENTS + 3 and words in found.difference
+
+
+def test_a_position_moved_forward_by_whole_rewards_is_found(path):
+    """The rewards between would not be learnt."""
+    with bernoulli_bandit(journal=path) as bandit:
+        earlier = bandit._experiment.projection
+        play(bandit, 2)
+        store, experiment = bandit._journal.store, bandit._experiment
+        event, contents = make_checkpoint(experiment, earlier)
         header, trees = read_archive(contents)
-        change(header, trees)
-        forged = write_archive(header, trees)
+        position = experiment.projection.position
+        forged = write_archive(header | {"position": position, "head": store.digest_at("default", position)}, trees)
         event.body["contents"] = hashlib.sha256(forged).hexdigest()
         store.write_checkpoint("default", event, forged)
-        store.check("default")  # the chain is whole
-        found = replayed(bandit)
-        assert found.position == store.last_position("default") and words in found.difference
+        with pytest.raises(JournalError, match="the stored num_rows is 10, the replayed one is 12"):
+            bandit.verify()
+
+
+def test_a_posterior_of_rare_rates_that_is_swapped_is_found(tmp_path):
+    """Differences are relative to the draws of the same entry, however small these are."""
+    with bernoulli_bandit(journal=tmp_path / "j.db") as bandit:
+        bandit.update_many(arms=[0] * 4000 + [1] * 1000, rewards=[0.0] * 5000)
+
+        def scale(header, trees):
+            leaves = [leaf * (1.0 + 1e-5) if leaf.dtype.kind == "f" else leaf for leaf in trees["state"]]
+            trees["state"] = leaves
+
+        announce(bandit, scale)
+        with pytest.raises(JournalError, match="draws of 'rate' from the stored"):
+            bandit.verify()
+
+
+def test_verify_on_the_command_line_learns_posteriors_again_if_it_finds_the_program(tmp_path, capsys):
+    path, code = tmp_path / "j.db", tmp_path / "model.py"
+    lines = ["from shared_models import bernoulli_program", "model = bernoulli_program(3)", "num_arms = 3"]
+    code.write_text("\n".join(lines))
+    with Bandit(bernoulli_program(3), 3, journal=path) as bandit:
+        play(bandit, 5)
+    command = ["journal", str(path), "verify"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "NOT recomputed from the events, because no program is known" in said and "give --model" in said
+    assert main([*command, "--model", str(code), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["damage"], found["num_posteriors"], found["num_recomputed"]) == (None, 1, 1)
+    with Bandit(bernoulli_program(3), 3, journal=path) as bandit:
+        announce(bandit, swap_arms)
+    assert main(command) == 0  # the chain is whole
+    capsys.readouterr()
+    assert main([*command, "--model", str(code)]) == 1
+    assert "does not follow from the events before it" in capsys.readouterr().out
+    code.write_text("\n".join(line.replace("program(3)", "program(4)") for line in lines))
+    assert main([*command, "--model", str(code)]) == 2
 
 
 def test_opening_reads_the_events_after_the_checkpoint_and_no_others(path, monkeypatch):

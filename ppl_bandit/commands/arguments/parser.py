@@ -226,7 +226,11 @@ def _journal(journal: argparse.ArgumentParser) -> None:
         "--reward", type=float, help="their reward; without it, the default of the reward_window, or none"
     )
     actions.add_parser("head", parents=[common], help="POSITION:DIGEST of the last event, to keep elsewhere")
-    verify = actions.add_parser("verify", parents=[common], help="check that no event was edited or removed")
+    verify = actions.add_parser(
+        "verify",
+        parents=[common, model],
+        help="check that no event was edited or removed, and with the program that stored posteriors follow from the events",
+    )
     verify.add_argument("--head", metavar="HEAD", help="an earlier output of `head`, to compare with")
     pending.add_argument("--older-than", type=float, metavar="SECONDS", help="only decisions older than this")
 
