@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shared_models import THOMPSON, bernoulli_bandit
 
-from ppl_bandit.live.show.lookahead import simulated_pseudo_counts
+from ppl_bandit.live.show.lookahead import LossesAfter, simulated_pseudo_counts
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.report import make_report
 from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
@@ -94,15 +94,16 @@ def test_a_report_without_rewards_or_with_wrong_numbers():
 
 
 @pytest.mark.parametrize(
-    ("loss", "after", "said"),
+    ("loss", "after", "equally", "said"),
     [
-        (0.02, {100: 0.015, 1000: 0.005}, "so 1,000 more are worth up to 0.015 for each decision after them."),
-        (0.02, {100: 0.0199}, "so 100 more are worth almost nothing."),
-        (1e-5, {100: 1e-6}, "less than 0.01% of its expected reward, so more decisions are worth almost nothing."),
-        (0.02, {}, "on average over the posterior."),
+        (0.02, {100: 0.015, 1000: 0.005}, 0.001, "so 1,000 more are worth up to 0.015 for each decision after them."),
+        (0.02, {100: 0.0199}, 0.0199, "so 100 more are worth almost nothing."),
+        (0.02, {100: 0.0199}, 0.003, "Shared equally by all arms, 100 more would leave 0.003."),
+        (1e-5, {100: 1e-6}, 0.0, "less than 0.01% of its expected reward, so more decisions are worth almost nothing."),
+        (0.02, {}, np.nan, "on average over the posterior."),
     ],
 )
-def test_a_report_says_what_continuing_is_worth(loss, after, said):
+def test_a_report_says_what_continuing_is_worth(loss, after, equally, said):
     numbers = {
         "mean": [0.5, 0.4],
         "is_median": [False] * 2,
@@ -114,6 +115,6 @@ def test_a_report_says_what_continuing_is_worth(loss, after, said):
     found = Overview(
         ["a", "b"], np.array([1500, 0]), **arrays, loss=np.array([loss, 0.1]), draws=np.zeros((4, 2)), num_contexts=0
     )
-    report = make_report(found, after, played=np.zeros(1, int), title="", evidence="x", num_pending=0, oldest="")
+    report = make_report(found, LossesAfter(after, equally), played=np.zeros(1, int), title="", evidence="x", num_pending=0, oldest="")
     lines = str(report).splitlines()
     assert lines[0].startswith("a leads after 1,500 rewards") and lines[2].endswith(said)

@@ -7,7 +7,7 @@ the regression explains, the posterior is worth k (1 - R^2) / R^2 rewards; for B
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from ppl_bandit.posterior.learning import draw
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["losses_after", "simulated_pseudo_counts"]
+__all__ = ["LossesAfter", "losses_after", "simulated_pseudo_counts"]
 
 _NUM_DRAWS = 4000
 _NUM_SIMULATED = 15  # arms whose rewards are simulated; the others are taken to stay as they are
@@ -32,8 +32,20 @@ _MAX_ENTRIES = 30  # of a context that the regression uses
 _LEAST_SHARE = 1e-4  # of the variance that can be told from 0 with a thousand draws
 
 
-def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]) -> dict[int, float]:
-    """Return {n: expected loss of the leader after n more decisions}, which are shared by the current propensities.
+class LossesAfter(NamedTuple):
+    """Expected losses of choosing the leader after more decisions.
+
+    Attributes:
+        by_number: {n: loss after n more}, which are shared by the current propensities.
+        shared_equally: the loss after the largest of these numbers, if every arm that can still be played got the same share of them.
+    """
+
+    by_number: dict[int, float]
+    shared_equally: float
+
+
+def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]) -> LossesAfter:
+    """Return the expected loss of the leader after more decisions.
 
     A reward is counted for its own arm: where arms share latents, the loss shrinks faster. Empty for a single arm, if an
     expected reward has no mean, or if latents move.
@@ -42,7 +54,7 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
     task, contexts = projection.task, None
     # The formula is for expected rewards that stay as they are.
     if len(found.arms) == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
-        return {}
+        return LossesAfter({}, np.nan)
     if found.num_contexts:
         contexts = experiment.history.rows()[2] if len(experiment.history) else task.model.context_rows(1)
     if exact is not None and exact.is_complete and exact.pseudo_counts is not None:
@@ -63,8 +75,12 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
     shares = _shares(experiment, contexts)
     now, loss = loss_after(table, 0.0 * shares, counts), float(found.loss[found.leaders[0]])
     # Both are means over the same draws: their ratio is more accurate than either.
-    ratios = {n: loss_after(table, n * shares, counts) / now if now > 0 else 0.0 for n in numbers}
-    return {n: float(np.clip(ratio, 0.0, 1.0)) * loss for n, ratio in ratios.items()}
+    def loss_with(rows: np.ndarray) -> float:
+        return float(np.clip(loss_after(table, rows, counts) / now if now > 0 else 0.0, 0.0, 1.0)) * loss
+
+    open_arms = np.asarray(task.arms.mask(None), float)
+    equal = open_arms / open_arms.sum()
+    return LossesAfter({n: loss_with(n * shares) for n in numbers}, loss_with(max(numbers) * equal))
 
 
 def _shares(experiment: Experiment, contexts: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
+from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import ByContext, Overview
 from ppl_bandit.live.show.rendering import html_table
 from ppl_bandit.types import Explanation
@@ -119,7 +120,7 @@ class Report:
 
 def make_report(
     found: Overview,
-    loss_after: Mapping[int, float],
+    after: LossesAfter,
     *,
     played: np.ndarray,
     title: str,
@@ -135,7 +136,7 @@ def make_report(
     """Write the report.
 
     Args:
-        loss_after: {n: expected loss of the leader after n more decisions}.
+        after: expected losses of the leader after more decisions.
         played: index of the arm of every learnt reward, in order.
         evidence: what the numbers rest on, in words.
         oldest: since when the oldest pending decision waits, in words.
@@ -167,7 +168,7 @@ def make_report(
         lines.append(f"It is the {kind} with probability {probability(best_prob)}.")
         if personal is not None:
             lines.append(_context_text(found, personal, leader))
-        lines.append(_loss_text(float(found.loss[leader]), loss_after, personal is not None, float(found.mean[leader])))
+        lines.append(_loss_text(float(found.loss[leader]), after, personal is not None, float(found.mean[leader])))
     lines[0] += "."
     if rules:
         lines.append(f"Stopping rules at this posterior: {'; '.join(rule.words for rule in rules)}.")
@@ -189,7 +190,7 @@ def make_report(
         lead[1:],
         best_prob,
         float(found.loss[leader]),
-        dict(loss_after),
+        dict(after.by_number),
         num_rewards,
         num_pending,
         found,
@@ -250,17 +251,23 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
     )
 
 
-def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool, mean: float) -> str:
+def _loss_text(loss: float, after: LossesAfter, is_by_context: bool, mean: float) -> str:
     if np.isnan(loss):
         return "The expected loss of choosing it is not defined, because an expected reward has no posterior mean."
     against = ", against the best arm of each context" if is_by_context else ""
     text = f"Choosing it now loses {loss:.2g} per decision{against}, on average over the posterior"
-    later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.items()]
+    later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.by_number.items()]
     if loss < _NEGLIGIBLE * abs(mean):
         return f"{text}: less than 0.01% of its expected reward, so more decisions are worth almost nothing."
     if not later:
         return f"{text}."
-    num, least = max(after.items())
-    worth = max(loss - least, 0.0)
-    gained = f"up to {worth:.2g} for each decision after them" if worth > _LEAST_WORTH * loss else "almost nothing"
-    return f"{text}; about {', '.join(later)}, so {num:,} more are worth {gained}."
+    text += f"; about {', '.join(later)}"
+    num, least = max(after.by_number.items())
+    if loss - least > _LEAST_WORTH * loss:
+        return f"{text}, so {num:,} more are worth up to {loss - least:.2g} for each decision after them."
+    if loss - after.shared_equally > _LEAST_WORTH * loss:
+        return (
+            f"{text}: the selector now plays the other arms so seldom that it learns little about them. Shared equally by all "
+            f"arms, {num:,} more would leave {after.shared_equally:.2g}."
+        )
+    return f"{text}, so {num:,} more are worth almost nothing."
