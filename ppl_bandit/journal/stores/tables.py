@@ -53,7 +53,8 @@ TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_openings (experiment TEXT NOT NULL PRIMARY KEY, num BIGINT NOT NULL)""",
 )
 # A journal of version 1 has no heads: they are written when it is opened.
-_HEADS_OF_EVENTS = """INSERT INTO ppl_bandit_heads SELECT last.experiment, last.position, last.digest FROM ppl_bandit_events last
+_HEADS_OF_EVENTS = """INSERT INTO ppl_bandit_heads
+    SELECT last.experiment, last.position, last.digest FROM ppl_bandit_events last
     JOIN (SELECT experiment, MAX(position) AS position FROM ppl_bandit_events GROUP BY experiment) ends
     ON last.experiment = ends.experiment AND last.position = ends.position"""
 # Before version 4 processes shared the first stream, and an index refused a number of it that was taken.
