@@ -378,15 +378,127 @@ def test_units_are_erased_and_decisions_expire_from_the_command_line(tmp_path, c
     code.write_text("\n".join(lines))
     with Bandit(bernoulli_program(3), 3, journal=path, reward_window=1e-3, default_reward=0) as bandit:
         bandit.select(unit="somebody@example.org")
+        moved = bandit.select(unit="someone else")
+        bandit.select(unit="someone else", allowed=[arm for arm in bandit.arms if arm != moved.arm])
     for action, said in (
-        (["expire", "--model", str(code), "--json"], '"num_expired": 1'),
+        (["expire", "--model", str(code), "--json"], '"num_pending": 0'),
         (["pending", "--json"], "[]"),
         (["erase", "somebody@example.org", "--model", str(code)], "erased 1 decisions"),
         (["erase", "nobody", "--model", str(code)], "no decision of this unit"),
+        (["erase", "someone else", "--model", str(code), "--json"], '"num_decisions": 2'),
+        (["erase", "someone else", "--model", str(code), "--json"], '"num_decisions": 0'),
         (["verify"], "is whole"),
         (["replay", "--model", str(code)], "all agree"),
     ):
         assert main(["journal", str(path), *action]) == 0
         assert said in capsys.readouterr().out
     assert main(["journal", str(path), "erase", "x"]) == 2
-    assert b"somebody" not in path.read_bytes()
+    assert b"somebody" not in path.read_bytes() and b"someone" not in path.read_bytes()
+
+
+def steps_of(bandit, call):
+    """Return how many statements and steps of SQLite's virtual machine a call takes, and what it returns."""
+    statements, steps = [], [0]
+
+    def count():
+        steps[0] += 1
+        return 0
+
+    connections = bandit._experiment.store._backend._connections.values()
+    for connection in connections:
+        connection.set_trace_callback(statements.append)
+        connection.set_progress_handler(count, 1)
+    result = call()
+    for connection in connections:
+        connection.set_trace_callback(None)
+        connection.set_progress_handler(None, 1)
+    return len(statements), steps[0], result
+
+
+def test_asking_for_a_known_unit_costs_the_same_in_a_long_journal(tmp_path):
+    """A search in an index is one step of SQLite at any depth, so a row that is visited would add at least 5,000 steps."""
+    bandit = bernoulli_bandit(journal=tmp_path / "j.db")
+    first = bandit.select(unit="known")
+    bandit.update(first, 1)
+    ask = lambda: bandit.select(unit="known")  # noqa: E731
+    ask()
+    short = steps_of(bandit, ask)
+    for _ in range(6):
+        made = bandit.select_many(num_decisions=2000, units=[f"u{_}-{i}" for i in range(2000)])
+        bandit.update_many(decisions=made[::2], rewards=[1] * 1000)
+    ask()
+    long = steps_of(bandit, ask)
+    assert same(short[2], first) and same(long[2], first)
+    assert bandit.health().position > 15_000
+    assert long[0] == short[0] <= 6 and abs(long[1] - short[1]) <= 20
+
+
+def test_a_copy_made_after_an_erasure_has_no_byte_of_the_unit(linear_parts, tmp_path):
+    """Also of its requests, and if a reader holds the write-ahead log meanwhile."""
+    model, engine = linear_parts
+    path = tmp_path / "j.db"
+    bandit = Bandit(model, engine=engine, num_samples=100, selector=THOMPSON, journal=path)
+    secret = {"x": np.array([0.8080808080808, -1.0])}
+    mine = bandit.select(secret, unit=SECRETS[0].decode(), request_id="a@example.org")
+    bandit.update(mine, 0.7, request_id="b@example.org")
+    bandit.select(secret, unit=SECRETS[0].decode(), request_id="c@example.org")  # the same decision
+    for number in range(20):
+        bandit.select({"x": np.array([1.0, number])}, unit=f"unit {number}")
+    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    reader.execute("BEGIN")
+    reader.execute("SELECT COUNT(*) FROM ppl_bandit_events").fetchone()
+    done = threading.Event()
+
+    def end_reading():
+        done.set()
+        reader.execute("COMMIT")
+
+    ending = threading.Timer(0.3, end_reading)
+    ending.start()
+    assert bandit.erase(SECRETS[0].decode()) == 1  # waits until the log can be emptied
+    assert done.is_set()
+    ending.join()
+    reader.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
+    reader.close()
+    bandit.save(tmp_path / "saved.npz")
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"j.db", "j.db-wal", "copy.db", "saved.npz"} <= names
+    for file in tmp_path.iterdir():
+        found = file.read_bytes()
+        assert not any(one in found for one in (*SECRETS, b"@example.org")), file
+    with pytest.raises(ValueError, match="was erased with its unit|was discarded"):
+        bandit.update(mine, 0.9, correct=True)
+    new = bandit.select(secret, unit=SECRETS[0].decode(), request_id="a@example.org")
+    assert new.id != mine.id and "replaces" not in bandit._experiment.store.find("default", [new.id])[new.id][0].body
+    bandit._journal.verify()
+
+
+@pytest.mark.parametrize("default", [None, 0])
+@pytest.mark.parametrize("is_reward_first", [True, False])
+def test_an_overdue_reward_that_arrives_while_decisions_expire_counts_once(
+    tmp_path, monkeypatch, default, is_reward_first
+):
+    """Whoever records first is followed by the other: a reward that is there does not expire, one that expired is corrected."""
+    expiring, reporting = (bernoulli_bandit(journal=tmp_path / "j.db") for _ in range(2))
+    one, other = expiring.select(), expiring.select()
+    early, late = (reporting, expiring) if is_reward_first else (expiring, reporting)
+    calls = {
+        expiring: lambda: expiring.expire(1e-9, default),
+        reporting: lambda: reporting.update(one.id, 1),
+    }
+    store, found = late._experiment.store, []
+    append = store.append
+
+    def append_second(*arguments, **options):
+        monkeypatch.setattr(store, "append", append)
+        found.append(calls[early]())
+        return append(*arguments, **options)
+
+    monkeypatch.setattr(store, "append", append_second)
+    found.append(calls[late]())
+    num_expired = next(number for number in found if isinstance(number, int))
+    assert num_expired == (1 if is_reward_first else 2)
+    for bandit in (expiring, reporting):
+        history = bandit.history().set_index("decision").reward
+        assert history[one.id] == 1 and history.get(other.id) == default
+        assert len(bandit.pending()) == 0 and bandit.report().num_late == (0 if is_reward_first else 1)
