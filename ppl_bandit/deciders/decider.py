@@ -20,8 +20,8 @@ from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.staged import stage
-from ppl_bandit.journal.stores.store import JournalError, Key
+from ppl_bandit.journal.stores.staged import find_staged, keys_lock, stage
+from ppl_bandit.journal.stores.store import JournalError, Key, KeyTaken, SharedLock
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.live.views import ReadableBandit
@@ -230,7 +230,7 @@ class _SnapshotBandit(Bandit):
 
 
 class _StagingStore(SqlStore):
-    """A store that records decisions beside the stream; those that need a key, for a unit or a request, go into the stream."""
+    """A store that records decisions beside the stream, with the keys of their units and requests."""
 
     def __init__(self, backend: PostgresBackend):
         super().__init__(backend)
@@ -239,20 +239,43 @@ class _StagingStore(SqlStore):
     def append(
         self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
     ) -> list[Event]:
-        """Record decisions, all or none; they are durable when this returns. Threads share a statement."""
-        if keys or any(event.kind != DECIDED for event in events):
+        """Record decisions, all or none; they are durable when this returns. Threads share a transaction."""
+        if any(event.kind != DECIDED for event in events):
             return super().append(experiment, events, after, keys)
         with call_within(self.timeout):
-            return self._stage(AppendRequest(experiment, events, None))
+            return self._stage(AppendRequest(experiment, events, None, keys))
+
+    def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
+        """Return all events of some decisions, in order, those of staged ones too; unknown decisions are left out."""
+        found = self._find(experiment, decisions)
+        missing = [decision for decision in decisions if decision not in found]
+        if missing:
+            found |= self._run(lambda execute, is_again: find_staged(execute, experiment, missing))
+            found |= self._find(experiment, [one for one in missing if one not in found])  # sealed meanwhile
+        return found
 
     def _stage_all(self, requests: Sequence[AppendRequest]) -> None:
-        try:
-            self._run(lambda execute, is_again: stage(execute, requests, is_again))
-        except Exception as error:
-            for request in requests:
-                request.error = error
-            if not isinstance(error, JournalError):
-                raise
-            return
-        for request in requests:
-            request.result = list(request.events)
+        own, names = list[AppendRequest](), set[str]()
+        for request in requests:  # of those with a common key, one; the others are left to their own threads
+            wanted = {key.name for key in request.keys}
+            if names.isdisjoint(wanted):
+                own.append(request)
+                names |= wanted
+        locks = [SharedLock(keys_lock(own[0].experiment))] if names else []
+        while True:
+            try:
+                refused = self._run(lambda execute, is_again: stage(execute, own, is_again), locks)
+                break
+            except KeyTaken:
+                continue
+            except Exception as error:
+                for request in own:
+                    request.error = error
+                if not isinstance(error, JournalError):
+                    raise
+                return
+        for request in own:
+            if request in refused:
+                request.error = KeyTaken()
+            else:
+                request.result = list(request.events)

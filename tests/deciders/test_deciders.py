@@ -7,12 +7,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from shared_models import bernoulli_bandit, bernoulli_parts
 
-from ppl_bandit import Decider, ExperimentStopped, Journal, JournalError, Sealer
+from ppl_bandit import Decider, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
 from ppl_bandit.commands.cli import main
-from ppl_bandit.journal.events import DECIDED, REWARDED
+from ppl_bandit.journal.events import ARMS, DECIDED, REWARDED
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 
@@ -47,6 +48,13 @@ def wait_for(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.01)
+
+
+def follows(decider, bandit):
+    """Return a condition: whether the decider has learnt what is recorded now. A snapshot adds an event of its own."""
+    name = bandit._experiment.name
+    last = max(event.position for event in bandit._journal.events(name) if event.kind in (REWARDED, ARMS))
+    return lambda: decider.health().version >= last
 
 
 def replayed(bandit):
@@ -121,13 +129,11 @@ def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
         late = next(
             made for made in (decider.select() for _ in range(200)) if made.arm == 1
         )  # it holds the old version
-        position = bandit.health().position
         with Sealer(bandit, publish_every=0.02):
-            wait_for(lambda: decider.health().version >= position)
+            wait_for(follows(decider, bandit))
             assert all(made.arm != 1 for made in decider.select_many(num_decisions=64))
             bandit.pause()
-            position = bandit.health().position
-            wait_for(lambda: decider.health().version >= position)
+            wait_for(follows(decider, bandit))
             with pytest.raises(ExperimentStopped, match="paused"):
                 decider.select()
             bandit.resume()
@@ -167,20 +173,110 @@ def test_units_and_requests_have_one_decision_across_deciders(server):
     name = "units"
     with bernoulli_bandit(journal=server.url, name=name) as bandit:
         with open_decider(server.url, name) as first, open_decider(server.url, name) as second:
-            found = {}
+            found, errors = {}, []
 
-            def work(decider, thread):
-                found[thread] = [decider.select(unit=f"unit {index}").id for index in range(10)]
+            def work(made, thread):
+                try:
+                    order = np.random.default_rng(thread).permutation(12)
+                    asked = {i: made.select(unit=f"unit {i}", request_id=f"r{i}").id for i in order}
+                    many = made.select_many(num_decisions=12, units=[f"many {i}" for i in order])
+                    found[thread] = asked | {f"many {i}": one.id for i, one in zip(order, many, strict=True)}
+                except Exception as error:  # a thread's failure must fail the test
+                    errors.append(error)
 
-            pairs = [(first, 0), (second, 1), (bandit, 2)]
+            pairs = [(first, 0), (second, 1), (bandit, 2), (first, 3), (second, 4)]
             threads = [threading.Thread(target=work, args=pair) for pair in pairs]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert found[0] == found[1] == found[2] and len(set(found[0])) == 10
-            assert first.select(request_id="r").id == second.select(request_id="r").id
+            assert not errors
+            assert all(one == found[0] for one in found.values()) and len(set(found[0].values())) == 24
+            assert first.select(request_id="r1", unit="unit 1").id == second.select(unit="unit 1").id == found[0][1]
+            with pytest.raises(RequestIdReused):
+                second.select(request_id="r1")
+            places = first.select(size=2, request_id="slate").decisions
+            assert [one.id for one in second.select(size=2, request_id="slate").decisions] == [one.id for one in places]
+        bandit._experiment.store.seal(name)
+        assert len(bandit.pending()) == 26
         assert replayed(bandit).position is None
+        bandit._journal.verify(name)
+
+
+def test_a_known_unit_is_read_from_the_staged_decisions_and_sealed_by_nobody(server):
+    name = "staged unit"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as first, open_decider(server.url, name) as second:
+            made = first.select(unit="somebody@example.org", request_id="r")
+            again = second.select(unit="somebody@example.org")
+            assert (again.id, again.arm, again.propensity) == (made.id, made.arm, made.propensity)
+            others = [arm for arm in bandit.arms if arm != made.arm]
+            moved = second.select(unit="somebody@example.org", allowed=others)
+            assert moved.arm in others and first.select(unit="somebody@example.org", allowed=others).id == moved.id
+            assert bandit._journal.num_unsealed(name) == 2
+            bandit.update(made.id, 1)
+            assert bandit._journal.num_unsealed(name) == 0
+            first.select(unit="somebody@example.org", allowed=[made.arm])
+            head = bandit._journal.head(name)
+            assert bandit.erase("somebody@example.org") == 3  # the staged one too
+            bandit._journal.verify(name, head)
+            for table in ("staged", "events", "personal", "keys", "checkpoints"):
+                with psycopg.connect(server.url, autocommit=True) as connection:
+                    rows = connection.execute(f"SELECT t::text FROM ppl_bandit_{table} t").fetchall()
+                    (path,) = connection.execute(f"SELECT pg_relation_filepath('ppl_bandit_{table}')").fetchone()
+                    connection.execute("CHECKPOINT")
+                assert "somebody" not in str(rows), table
+                assert b"somebody" not in (Path(server.data) / path).read_bytes(), table
+            assert first.select(unit="somebody@example.org").id not in (made.id, moved.id)
+        assert replayed(bandit).position is None
+
+
+def test_a_decider_that_ends_between_commit_and_answer_leaves_one_decision(server, monkeypatch):
+    name = "between"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+            store = decider._store
+            append = store.append
+
+            def committed(*arguments, **options):
+                append(*arguments, **options)
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(store, "append", committed)
+            with pytest.raises(KeyboardInterrupt):
+                decider.select(unit="u", request_id="r")
+        with open_decider(server.url, name) as other:
+            made = other.select(unit="u", request_id="r")
+        bandit._experiment.store.seal(name)
+        assert list(bandit.pending()["decision"]) == [made.id]
+
+
+def test_exactly_one_sealer_works_and_another_takes_over(server):
+    name = "takeover"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with bernoulli_bandit(journal=server.url, name=name) as standby:
+            first, second = Sealer(bandit, publish_every=0.02), Sealer(standby, publish_every=0.02)
+            with open_decider(server.url, name) as decider:
+                assert first.health().is_leading and not second.health().is_leading and second.health().is_working
+                standby.update(decider.select(), 1)  # a reward may go to either
+                wait_for(follows(decider, bandit))
+                first.close()
+                wait_for(lambda: second.health().is_leading)
+                bandit.update(decider.select(), 1)
+                wait_for(follows(decider, bandit))
+                assert decider.health().is_working
+                third = Sealer(bandit, publish_every=0.02)
+                assert not third.health().is_leading
+                server.stop()  # its connections break, and with them the lock
+                server.start()
+                wait_for(lambda: second.health().is_leading != third.health().is_leading)
+                bandit.update(decider.select(), 1)
+                wait_for(follows(decider, bandit))
+                wait_for(lambda: decider.health().is_working)
+                assert second.health().is_leading != third.health().is_leading
+                third.close()
+                second.close()
+        assert replayed(bandit).position is None and bandit.verify().num_recomputed == 2
 
 
 def test_a_forged_snapshot_is_not_used_and_verify_finds_it(server):

@@ -115,6 +115,8 @@ def test_a_report_says_what_continuing_is_worth(loss, after, equally, said):
     found = Overview(
         ["a", "b"], np.array([1500, 0]), **arrays, loss=np.array([loss, 0.1]), draws=np.zeros((4, 2)), num_contexts=0
     )
-    report = make_report(found, LossesAfter(after, equally), played=np.zeros(1, int), title="", evidence="x", num_pending=0, oldest="")
+    report = make_report(
+        found, LossesAfter(after, equally), played=np.zeros(1, int), title="", evidence="x", num_pending=0, oldest=""
+    )
     lines = str(report).splitlines()
     assert lines[0].startswith("a leads after 1,500 rewards") and lines[2].endswith(said)

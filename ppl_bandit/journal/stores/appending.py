@@ -12,7 +12,7 @@ from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.journal.stores.personal import split, unit_key
 from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
 
-__all__ = ["MAX_PARAMETERS", "AppendRequest", "End", "Execute", "append_requests"]
+__all__ = ["MAX_PARAMETERS", "AppendRequest", "End", "Execute", "append_requests", "find_keys"]
 
 Execute = Callable[..., list[tuple]]
 
@@ -79,7 +79,7 @@ def append_requests(
         end = End(row[0] or 0, row[1] or "", row[4] or 0)
         _check_head(experiment, end[:2], (row[2] or 0, row[3] or ""))
     position, digest, last_not_decision = end
-    values = _find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
+    values = find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
     others: dict[str, list[tuple]] = {}
@@ -145,7 +145,7 @@ def _find_recorded(execute: Execute, request: AppendRequest) -> list[Event]:
     return [event._replace(position=row[0]) for event, row in zip(request.events, rows, strict=False)]
 
 
-def _find_keys(execute: Execute, experiment: str, requests: Sequence[AppendRequest]) -> dict[str, str]:
+def find_keys(execute: Execute, experiment: str, requests: Sequence[AppendRequest]) -> dict[str, str]:
     """Return the values of the keys that the requests record, as they are now."""
     names = sorted({key.name for request in requests for key in request.keys})
     found: dict[str, str] = {}

@@ -19,7 +19,8 @@ from typing import Any
 from ppl_bandit.journal.stores.appending import Execute
 from ppl_bandit.journal.stores.deadline import call_within, seconds_left
 from ppl_bandit.journal.stores.sql import Result
-from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.journal.stores.staged import has_staging
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, SharedLock
 from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
 __all__ = ["PostgresBackend"]
@@ -101,7 +102,8 @@ class PostgresBackend:
         """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
 
         def work(execute: Execute, is_again: bool) -> None:
-            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints"):
+            staged = ["ppl_bandit_staged"] if has_staging(execute) else []
+            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints", *staged):
                 execute(f"VACUUM FULL {table}")
 
         self.run(work)
@@ -137,6 +139,25 @@ class PostgresBackend:
             connection.execute(self._psycopg.sql.SQL("LISTEN {}").format(self._psycopg.sql.Identifier(channel)))
             yield lambda seconds: any(True for _ in connection.notifies(timeout=seconds, stop_after=1))
 
+    @contextlib.contextmanager
+    def lead(self, experiment: str) -> Iterator[Callable[[], bool]]:
+        """Try to be the only process that leads an experiment, on a connection of its own.
+
+        Yields:
+            A function that returns whether this process leads now; it raises an error if the connection was lost.
+        """
+        is_leader = False
+        with _limited_connection().connect(**self._options()) as connection:
+            lock = f"SELECT pg_try_advisory_lock({self._key(connection, experiment, 1347439684)})"
+
+            def leads() -> bool:
+                nonlocal is_leader
+                found = connection.execute("SELECT true" if is_leader else lock).fetchone()
+                is_leader = bool(found and found[0])
+                return is_leader
+
+            yield leads
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.close(timeout=1.0)
@@ -157,7 +178,9 @@ class PostgresBackend:
         if not locks:
             return work(execute, is_again)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
-        begin += [f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})" for name in locks]
+        for name in locks:
+            kind = "_shared" if isinstance(name, SharedLock) else ""
+            begin.append(f"SELECT pg_advisory_xact_lock{kind}({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
         result = work(execute, is_again)
         with (

@@ -27,7 +27,7 @@ from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, E
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
-from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, read_staged, seal_staged
+from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, keys_lock, read_staged, seal_staged
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
 from ppl_bandit.journal.stores.tables import (
     COLUMNS,
@@ -88,6 +88,9 @@ class Backend(Protocol):
 
     def turn(self, experiment: str) -> AbstractContextManager:
         """See `SqlStore.turn`; it may be without effect."""
+
+    def lead(self, experiment: str) -> AbstractContextManager[Callable[[], bool]]:
+        """Return the context of a function that says whether this process leads an experiment; needs `can_stage`."""
 
     def scrub(self) -> None:
         """Remove what the database keeps of personal parts that were blanked."""
@@ -221,7 +224,8 @@ class SqlStore:
         return found
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
-        """Return the events with a personal part of a unit, given its key, that was not erased."""
+        """Return the events with a personal part of a unit, given its key, that was not erased; staged ones are sealed."""
+        self.seal(experiment)
         rows = self._query(
             f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND position IN "
             "(SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?) ORDER BY position",
@@ -385,6 +389,10 @@ class SqlStore:
         if not self._backend.can_stage:
             raise JournalError(f"{self._backend.label}: deciders need a journal in PostgreSQL")
         self._run(lambda execute, is_again: [execute(statement) for statement in STAGING_TABLES], ["ppl_bandit tables"])
+
+    def lead(self, experiment: str) -> AbstractContextManager[Callable[[], bool]]:
+        """Return the context in which this process tries to be the only one that seals and publishes; see the backend."""
+        return self._backend.lead(experiment)
 
     def new_stream(self, experiment: str) -> str:
         """Count an opening of an experiment, and return the identifier of its random number stream, which no other has.
@@ -686,7 +694,8 @@ class SqlStore:
                 results[experiment], ends[experiment] = append_requests(execute, experiment, own, is_again, known)
 
         try:
-            self._run(work, sorted(by_experiment))
+            keyed = {keys_lock(request.experiment) for request in requests if request.keys}
+            self._run(work, sorted({*by_experiment, *keyed}))
         except Exception as error:
             for request in requests:
                 request.error = error

@@ -138,6 +138,10 @@ class SqliteBackend:
         """Return a context without effect: SQLite has no lock that outlasts a transaction."""
         return contextlib.nullcontext()
 
+    def lead(self, experiment: str) -> contextlib.AbstractContextManager[Callable[[], bool]]:
+        """Return a function that is true: deciders, which follow a leader, need PostgreSQL."""
+        return contextlib.nullcontext(lambda: True)
+
     def close(self) -> None:
         """Close both connections; SQLite then moves the write-ahead log into the file."""
         for is_writer, connection in self._connections.items():

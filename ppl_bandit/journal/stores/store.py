@@ -10,6 +10,7 @@ __all__ = [
     "Key",
     "KeyTaken",
     "ReadingEvent",
+    "SharedLock",
 ]
 
 _CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
@@ -51,6 +52,10 @@ class Key(NamedTuple):
     owner: str | None
     arguments: str
     expected: str | None = None
+
+
+class SharedLock(str):
+    """The name of a lock that others may hold at the same time, if they hold it as a shared one."""
 
 
 class ReadingEvent(NamedTuple):

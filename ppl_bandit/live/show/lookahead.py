@@ -74,6 +74,7 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
         )
     shares = _shares(experiment, contexts)
     now, loss = loss_after(table, 0.0 * shares, counts), float(found.loss[found.leaders[0]])
+
     # Both are means over the same draws: their ratio is more accurate than either.
     def loss_with(rows: np.ndarray) -> float:
         return float(np.clip(loss_after(table, rows, counts) / now if now > 0 else 0.0, 0.0, 1.0)) * loss
