@@ -119,8 +119,6 @@ def compiled_programs_are_freed():
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
-    if "ppl_bandit.posterior.warm_start" in sys.modules:
-        sys.modules["ppl_bandit.posterior.warm_start"].forget_starts()
     sys.modules["jax"].clear_caches()
     gc.collect()
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):

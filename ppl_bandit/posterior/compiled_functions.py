@@ -20,6 +20,7 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import forbid_programs
 from ppl_bandit.runtime.compile_ahead import CompiledAhead
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
 from ppl_bandit.runtime.random_draws import fold_in
@@ -88,7 +89,6 @@ class CompiledFunctions(NamedTuple):
             function.wait()
 
 
-@functools.lru_cache(maxsize=8)  # compiled programs take about 30 MB
 def compiled_functions(
     model: RewardModel,
     row_model: RewardModel,
@@ -102,7 +102,6 @@ def compiled_functions(
 
     Args:
         row_model: of the rows that the engine takes; see `partial_rows.learning_model`.
-        engine: without explanation and settings: neither changes a result, so engines that differ in them share functions.
         draws: as in `engines.decide`.
         is_exported: whether the first functions are exported for other processes.
     """
@@ -156,7 +155,12 @@ def compiled_functions(
         CompiledAhead(init, quick_options, is_exported=is_exported),
         CompiledAhead(select, is_exported=is_exported),
         CompiledAhead(select_many, batch_options if reads_laws else small_options),
-        CompiledAhead(update, small_options if has_fixed_size else large_options, is_exported=is_exported),
+        CompiledAhead(
+            update,
+            small_options if has_fixed_size else large_options,
+            is_exported=is_exported,
+            background=forbid_programs,
+        ),
         None if quick is None else CompiledAhead(quick_update, is_exported=is_exported),
         _for_num_draws(draw),
         _for_num_draws(draw_expected_rewards),

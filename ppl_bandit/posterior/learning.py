@@ -1,26 +1,21 @@
 """A live posterior as a value: an engine, its compiled functions and its state; updates return another value."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ppl_bandit.engines.deferred import deferred_engine
 from ppl_bandit.posterior.compiled_functions import (
     CompiledFunctions,
     UpdateResult,
-    compiled_functions,
     example_contexts,
     pack_rows,
 )
-from ppl_bandit.posterior.partial_rows import Rows, counted_rows, counting_engine, learning_model
+from ppl_bandit.posterior.partial_rows import Rows, counted_rows, learning_model
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import find_start, load_start, share_start, start_key, store_start
+from ppl_bandit.posterior.warm_start import find_start, store_start
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.tracing import forbid_programs
-from ppl_bandit.runtime.compile_ahead import run_afterwards
 from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
 from ppl_bandit.types import Engine, Interaction
 
@@ -79,45 +74,13 @@ class Learner(NamedTuple):
 
 
 def start(task: Task, factory: Callable[[RewardModel], Engine], is_model_new: bool = False) -> Learner:
-    """Build an engine and return its prior; the first decision and update are compiled in the background.
+    """Return the prior of an engine; the first decision and update are compiled in the background.
 
-    If this process started the same task before, the engine and its compiled functions are shared. If an earlier process did,
-    its proof and its traced functions are loaded from the disk cache.
-
-    Args:
-        is_model_new: whether the task's model was built just now, so that no variable that its program reads has changed.
-
-    Raises:
-        ValueError: if the factory does not return an engine.
+    The first row does not wait for `update` where `quick_update` is sufficient: that is compiled before. The arguments are
+    those of `find_start`.
     """
-    key = start_key(task, factory, is_model_new)
-    shared = find_start(task, key)
-    if shared is not None:
-        return _prior(task, shared.engine, shared.run)
-    stored, where = load_start(key, task.model), task.model.cache_key
-    build = functools.partial(_build, factory, task)
-    is_exported = None not in (key, where) and stored is None
-    with jax.enable_x64(True):
-        engine = build() if stored is None else deferred_engine(stored[0], build)
-        pure = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
-        run = compiled_functions(
-            task.model, learning_model(task), pure, task.selector, task.num_samples, task.draws, is_exported
-        )
-        if stored is not None:
-            for name, function in run.first_functions():
-                function.exported = stored[1].get(name)
-        learner = _prior(task, engine, run)
-    share_start(task, key, engine, run)
-    if is_exported and key is not None and where is not None:
-        run_afterwards(functools.partial(store_start, key, task.model, where, engine, run))
-    return learner
-
-
-def _prior(task: Task, engine: Engine, run: CompiledFunctions) -> Learner:
-    """Return the prior of an engine; its first decision and update are compiled in the background.
-
-    The first row does not wait for `update` where `quick_update` is sufficient: that is compiled before.
-    """
+    found = find_start(task, factory, is_model_new)
+    engine, run, _ = found
     capabilities, contexts = engine.capabilities, example_contexts(learning_model(task), 1)
     with jax.enable_x64(True):
         seed = np.int64(task.seed)
@@ -128,22 +91,15 @@ def _prior(task: Task, engine: Engine, run: CompiledFunctions) -> Learner:
         learner = Learner(engine, run, stored, jax.device_put(seed))
         context = jax.tree.map(lambda leaf: leaf[0], example_contexts(task.model, 1))
         run.select.prepare(learner.seed, stored, np.int64(0), context, np.ones(len(task.arms), bool))
-        rows, within = np.zeros(3 + len(task.model.outcomes)), None
+        rows = np.zeros(3 + len(task.model.outcomes))
+        is_traced_later = run.quick_update is not None and capabilities.record_readings is not None
         if run.quick_update is not None:
             run.quick_update.prepare(learner.seed, stored, rows, contexts)
-            if capabilities.record_readings is not None:
-                if run.update.exported is None:
-                    capabilities.record_readings(stored)
-                within = forbid_programs
-        run.update.prepare(learner.seed, stored, rows, contexts, within=within)
+        if is_traced_later and run.update.exported is None:
+            capabilities.record_readings(stored)  # type: ignore[misc]
+        run.update.prepare(learner.seed, stored, rows, contexts, is_traced_later=is_traced_later)
+    store_start(found)
     return learner
-
-
-def _build(factory: Callable[[RewardModel], Engine], task: Task) -> Engine:
-    engine = counting_engine(task.model, factory) if task.is_partial else factory(task.model)
-    if not isinstance(engine, Engine):
-        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
-    return engine
 
 
 def _first_capacity(contexts: Any) -> int:

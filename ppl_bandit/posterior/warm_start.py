@@ -1,122 +1,151 @@
-"""Warm starts: the proof and the compiled functions of a bandit, for later bandits of the same task.
+"""Warm starts: an engine and its compiled functions, for later bandits of the same task.
 
-Bandits of one process share them. A later process finds on disk what validation and proof found and the traced functions of the
-first decision and update; JAX's own cache holds the compiled code. The key covers everything that a start depends on: the
-program (by its fingerprint), the engine, the selector and the number of draws. If one of these cannot be identified with
-certainty, nothing is reused.
+Bandits of one process share them. The artefact of a program gives a later process what proof and validation found and the
+traced functions of the first decision and update; JAX's own cache holds the compiled code. The key covers everything that a
+start depends on: the program (by its fingerprint), the engine, the selector and the number of draws. If one of these cannot be
+identified with certainty, nothing is reused.
 """
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 
 from ppl_bandit import engines
 from ppl_bandit.engines.deferred import deferred_engine, engine_facts
-from ppl_bandit.posterior.compiled_functions import CompiledFunctions
+from ppl_bandit.posterior.compiled_functions import CompiledFunctions, compiled_functions
+from ppl_bandit.posterior.partial_rows import counting_engine, learning_model
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.program.cached_facts import fingerprint_or_none
+from ppl_bandit.program.fingerprints import program_fingerprint
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.disk_cache import CacheKey, is_plain
+from ppl_bandit.runtime import artefact
+from ppl_bandit.runtime.artefact import Artefact, is_plain
+from ppl_bandit.runtime.compile_ahead import run_afterwards
 from ppl_bandit.runtime.exported_functions import ExportedFunction, import_exported
 from ppl_bandit.selectors.selector_contract import selector_key
 from ppl_bandit.types import Engine
 
-__all__ = ["MAX_STARTS", "find_start", "forget_starts", "load_start", "share_start", "start_key", "store_start"]
+__all__ = ["MAX_STARTS", "Start", "StartKey", "find_start", "start_key", "store_start"]
 
 # `svi` is not among them: its guide is a Python object.
 _FACTORIES = frozenset(engines.__all__) - {"svi"}
-MAX_STARTS = 8  # as many as `compiled_functions` keeps; the least recently used is dropped first
+MAX_STARTS = 8  # compiled functions take about 30 MB each; the least recently used are dropped first
+
+
+@dataclass(frozen=True)
+class StartKey:
+    """A task with its engine's factory, which equals every other one that starts alike.
+
+    Attributes:
+        name: of the start in the artefact of the program.
+        place: what it depends on besides, in this process: the program, its artefact, and the folder of artefacts, as a start
+            is stored in each folder that is used.
+    """
+
+    name: str
+    place: tuple[Any, ...]
+    task: Task = field(compare=False)
+    factory: Callable = field(compare=False)
 
 
 class Start(NamedTuple):
-    """A proved engine and its compiled functions; `program` is kept, because its identity is a part of the key."""
+    """An engine and its compiled functions.
 
-    program: Callable
+    Attributes:
+        key: under which it is stored once its functions are compiled; None if it is not, or was read from there.
+    """
+
     engine: Engine
     run: CompiledFunctions
+    key: StartKey | None = None
 
 
-_STARTS: dict[Any, Start] = {}
-_LOCK = threading.Lock()
-
-
-def start_key(task: Task, factory: Callable, is_model_new: bool = False) -> str | None:
-    """Return what a start depends on besides the program, as text; None if it cannot be identified.
-
-    That is also so if a variable that the program reads has changed since the model was built.
+def find_start(task: Task, factory: Callable[[RewardModel], Engine], is_model_new: bool = False) -> Start:
+    """Return the start of an earlier bandit of this process, or one from the artefact of the program, or a new one.
 
     Args:
-        is_model_new: whether the model was built just now.
+        is_model_new: whether the task's model was built just now, so that no variable that its program reads has changed.
+
+    Raises:
+        ValueError: if the factory does not return an engine.
+    """
+    key = start_key(task, factory, is_model_new)
+    return _new_start(task, factory) if key is None else _shared_start(key)
+
+
+def store_start(found: Start) -> None:
+    """Store a start in the artefact of its program, after what was prepared is compiled, if all functions were exported."""
+    key = found.key
+    if key is not None:
+        run_afterwards(functools.partial(_store, key, found))
+
+
+def start_key(task: Task, factory: Callable, is_model_new: bool = False) -> StartKey | None:
+    """Return the key of a start; None if the task cannot be identified.
+
+    That is also so if a variable that the program reads, or a setting of JAX, has changed since the model was built.
     """
     model, engine, selector = task.model, _engine_key(factory), selector_key(task.selector)
-    if engine is None or selector is None or task.is_partial or model.program_fingerprint is None:
+    if engine is None or selector is None or task.is_partial or not model.artefact.is_current:
         return None
     if not is_model_new:
-        now = fingerprint_or_none(model.program, model.num_arms, model.context, model.outcomes)
-        if now != model.program_fingerprint:
+        read = functools.partial(program_fingerprint, model.program, model.num_arms, model.context, model.outcomes)
+        if Artefact(read).fingerprint != model.artefact.fingerprint:
             return None
-    return repr((engine, selector, task.num_samples, task.draws, disk_cache.compiler_settings()))
+    name = f"start {(engine, selector, task.num_samples, task.draws)!r}"
+    return StartKey(name, (id(model.program), model.artefact.name, artefact.folder()), task, factory)
 
 
-def find_start(task: Task, key: str | None) -> Start | None:
-    """Return the start of an earlier bandit of this process; None if there is none."""
-    with _LOCK:
-        found = None if key is None else _STARTS.pop(_place(task, key), None)
-        if found is not None:
-            _STARTS[_place(task, key)] = found  # the most recently used is last
-        return found
+@functools.lru_cache(maxsize=MAX_STARTS)
+def _shared_start(key: StartKey) -> Start:
+    stored, is_stored = key.task.model.load_result(key.name), key.place[-1] is not None
+    if stored is not None:
+        with contextlib.suppress(Exception), jax.enable_x64(True):  # whatever is odd about it: it only saves time
+            return _stored_start(key, *stored)
+    return _new_start(key.task, key.factory, key if is_stored else None)
 
 
-def share_start(task: Task, key: str | None, engine: Engine, run: CompiledFunctions) -> None:
-    """Share a start with later bandits of this process; without effect if the key is None."""
-    if key is None:
-        return
-    with _LOCK:
-        _STARTS[_place(task, key)] = Start(task.model.program, engine, run)
-        while len(_STARTS) > MAX_STARTS:
-            del _STARTS[next(iter(_STARTS))]
+def _stored_start(key: StartKey, values: Any, programs: list[bytes]) -> Start:
+    facts, described = values
+    exported = {name: ExportedFunction(own, *described[name]) for name, own in zip(described, programs, strict=True)}
+    for own in exported.values():
+        import_exported(own)
+    engine = deferred_engine(facts, functools.partial(_build_engine, key.task, key.factory))
+    found = Start(engine, _compiled(key.task, engine))
+    for name, function in found.run.first_functions():
+        function.exported = exported[name]
+    return found
 
 
-def forget_starts() -> None:
-    """Share nothing that was started before: the next bandit starts as the first one of a process does."""
-    with _LOCK:
-        _STARTS.clear()
+def _new_start(task: Task, factory: Callable[[RewardModel], Engine], key: StartKey | None = None) -> Start:
+    with jax.enable_x64(True):
+        engine = _build_engine(task, factory)
+        return Start(engine, _compiled(task, engine, is_exported=key is not None), key)
 
 
-def store_start(key: str, model: RewardModel, where: CacheKey, engine: Engine, run: CompiledFunctions) -> None:
-    """Store a start on disk, once its functions are compiled and if all of them were exported."""
-    run.wait()
-    functions = {name: function.exported for name, function in run.first_functions()}
+def _build_engine(task: Task, factory: Callable[[RewardModel], Engine]) -> Engine:
+    engine = counting_engine(task.model, factory) if task.is_partial else factory(task.model)
+    if not isinstance(engine, Engine):
+        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
+    return engine
+
+
+def _compiled(task: Task, engine: Engine, is_exported: bool = False) -> CompiledFunctions:
+    return compiled_functions(
+        task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws, is_exported
+    )
+
+
+def _store(key: StartKey, found: Start) -> None:
+    found.run.wait()
+    model, functions = key.task.model, {name: function.exported for name, function in found.run.first_functions()}
     exported = [own for own in functions.values() if own is not None]
-    if len(exported) == len(functions):
+    if len(exported) == len(functions) and model.load_result(key.name) is None:
         described = dict(zip(functions, [own[1:] for own in exported], strict=True))
-        model.save_result(f"start {key}", [engine_facts(engine), described], [own.program for own in exported], where)
-
-
-def load_start(key: str | None, model: RewardModel) -> tuple[dict[str, Any], dict[str, ExportedFunction]] | None:
-    """Return the facts and the exported functions of a stored start; None if there is none, or anything about it is odd."""
-    found = None if key is None else model.load_result(f"start {key}")
-    if found is None:
-        return None
-    with contextlib.suppress(Exception), jax.enable_x64(True):
-        (facts, described), programs = found
-        pairs = zip(described.items(), programs, strict=True)
-        functions = {name: ExportedFunction(program, *own) for (name, own), program in pairs}
-        for function in functions.values():
-            import_exported(function)
-        deferred_engine(facts, lambda: None)  # type: ignore[arg-type, return-value]
-        return facts, functions
-    return None
-
-
-def _place(task: Task, key: str | None) -> Any:
-    """Return where a start is kept in this process; the folder is a part, as a start is stored in each that is used."""
-    return id(task.model.program), task.model.program_fingerprint, key, disk_cache.folder()
+        model.save_result(key.name, [engine_facts(found.engine), described], [own.program for own in exported])
 
 
 def _engine_key(factory: Any) -> str | None:

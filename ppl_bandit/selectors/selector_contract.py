@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.runtime.disk_cache import is_plain
+from ppl_bandit.runtime.artefact import is_plain
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector

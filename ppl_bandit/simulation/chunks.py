@@ -96,7 +96,7 @@ def trace_chunk(
         in_specs = (same,) * (2 + len(arguments))
         run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
     traced = jax.jit(run, compiler_options=simulation_options(mesh)).trace(key, jnp.asarray(0), *arguments)
-    return lambda: ChunkFunction(lower(traced).compile(), num_devices * size)
+    return lambda: ChunkFunction(lower(traced)(), num_devices * size)
 
 
 def run_chunks(

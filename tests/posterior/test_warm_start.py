@@ -32,10 +32,9 @@ from ppl_bandit import (
 from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.posterior import warm_start
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import forget_starts
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.tracing import forbid_programs
-from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.compile_ahead import CompiledAhead, run_afterwards
 
 
@@ -56,7 +55,7 @@ def unknown_spread(arm):
 def cache(tmp_path, monkeypatch):
     """Turn the disk cache on, in a folder of this test."""
     monkeypatch.delenv("PPL_BANDIT_CACHE")
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "warm_starts")
+    monkeypatch.setattr(artefact, "folder", lambda: tmp_path / "warm_starts")
     return tmp_path / "warm_starts"
 
 
@@ -66,7 +65,7 @@ def first_start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first") / "warm_starts"
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("PPL_BANDIT_CACHE")
-        patched.setattr(disk_cache, "folder", lambda: folder)
+        patched.setattr(artefact, "folder", lambda: folder)
         bandit = started(conversion, 3, num_samples=50)
     return folder, bandit
 
@@ -98,7 +97,7 @@ def settle():
 
 def later(*args, **options):
     """Return a bandit that starts as in a later process: bandits of one process share starts without the disk cache."""
-    forget_starts()
+    warm_start._shared_start.cache_clear()
     return Bandit(*args, **options)
 
 
@@ -337,7 +336,7 @@ def test_a_cache_folder_that_cannot_be_written_has_no_effect(cache):
     cache.write_text("a file in its place")
     model = RewardModel(priced(), 2)
     model.save_result("none", None)
-    assert RewardModel(priced(), 2).program_fingerprint == model.program_fingerprint
+    assert RewardModel(priced(), 2).artefact.fingerprint == model.artefact.fingerprint
 
 
 @pytest.mark.slow  # a proof and two compiled functions more
@@ -380,8 +379,8 @@ def task_key_of(model, **changed):
     options |= changed
     factory = options.pop("factory")
     task = Task(model, None, seed=0, may_fall_back=True, **options)
-    key, where = warm_start.start_key(task, factory), model.cache_key
-    return None if key is None else (key, where.name)
+    key = warm_start.start_key(task, factory)
+    return None if key is None else (key.name, model.artefact.name)
 
 
 def test_another_program_or_task_has_another_cache_key(cache):
@@ -440,9 +439,9 @@ def test_cached_facts_equal_those_of_validation(cache, monkeypatch):
     monkeypatch.setattr("ppl_bandit.program.model.validation.abstract_trace", None)  # it cannot be called
     again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     for name in model._facts._fields:
-        if name not in ("context", "fingerprint"):
+        if name not in ("context", "artefact"):
             assert getattr(again._facts, name) == getattr(model._facts, name)
-    assert again._mean_method is model._mean_method and again.program_fingerprint == model.program_fingerprint
+    assert again._mean_method is model._mean_method and again.artefact.fingerprint == model.artefact.fingerprint
 
 
 def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(cache):
@@ -483,7 +482,8 @@ def test_jax_settings_are_part_of_the_cache_key(cache):
     model = RewardModel(priced(), 2)
     base = task_key_of(model)
     with jax.default_matmul_precision("highest"):
-        changed = task_key_of(model)
+        changed = key_of(priced())
+        assert task_key_of(model) is None  # it was validated under other settings
     assert None not in (base, changed) and changed != base and task_key_of(model) == base
 
 

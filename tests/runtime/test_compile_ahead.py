@@ -14,14 +14,18 @@ import pytest
 from ppl_bandit.runtime.compile_ahead import CompiledAhead
 
 
-def test_prepared_calls_do_not_wait_and_each_shape_is_compiled_once():
-    double = CompiledAhead(lambda x: 2 * x)
-    with jax.enable_x64(True):
-        double.prepare(np.zeros(3))
-        double.wait()
+def test_each_form_is_compiled_once_and_prepared_forms_before_the_call(count_compilations):
+    def double(x):
+        return 2 * x
+
+    ahead = CompiledAhead(double)
+    with jax.enable_x64(True), count_compilations() as compiled:
+        ahead.prepare(np.zeros(3))
+        ahead.wait()
+        assert compiled.count("jit(double)") == 1
         for size in (3, 4, 3, 4):
-            np.testing.assert_array_equal(double(np.ones(size)), 2 * np.ones(size))
-    assert double.num_waits == 1  # for size 4, once
+            np.testing.assert_array_equal(ahead(np.ones(size)), 2 * np.ones(size))
+    assert compiled.count("jit(double)") == 2
 
 
 def test_an_error_while_tracing_is_raised_to_the_caller():
@@ -44,7 +48,7 @@ def test_a_function_that_cannot_be_traced_in_the_background_is_traced_by_its_cal
     ahead = CompiledAhead(double)
     with jax.enable_x64(True):
         for size in (3, 4):
-            ahead.prepare(np.zeros(size), within=contextlib.nullcontext)
+            ahead.prepare(np.zeros(size), is_traced_later=True)
         ahead.wait()
         assert len(threads) == 2 and "MainThread" not in threads
         for size in (3, 4, 3, 4):
@@ -53,16 +57,40 @@ def test_a_function_that_cannot_be_traced_in_the_background_is_traced_by_its_cal
 
 
 def test_settings_of_the_callers_thread_are_those_of_the_trace():
+    threads = []
+
     def product(x):
+        threads.append(threading.current_thread().name)
         return x @ x
 
     ahead = CompiledAhead(product)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        ahead.prepare(np.zeros((3, 3)), within=contextlib.nullcontext)
+        ahead.prepare(np.zeros((3, 3)), is_traced_later=True)
         ahead.wait()
         ahead(np.zeros((3, 3)))
         text = jax.jit(product).lower(np.zeros((3, 3))).as_text()
-        assert "HIGHEST" in text and ahead.num_waits == 1  # it was traced by its caller
+        assert "HIGHEST" in text and set(threads) == {"MainThread"}
+
+
+def test_what_a_context_forbids_in_the_background_is_traced_by_the_caller():
+    @contextlib.contextmanager
+    def forbidding():
+        allowed[0] = False
+        yield
+        allowed[0] = True
+
+    def halved(x):
+        if not allowed[0]:
+            raise RuntimeError("not here")
+        return x / 2
+
+    allowed = [True]
+    ahead = CompiledAhead(halved, background=forbidding)
+    with jax.enable_x64(True):
+        ahead.prepare(np.ones(3), is_traced_later=True)
+        ahead.wait()
+        allowed[0] = True
+        np.testing.assert_array_equal(ahead(np.ones(3)), 0.5)
 
 
 @pytest.mark.parametrize("program", [b"", b"garbled"])

@@ -54,7 +54,7 @@ def test_batches_of_one_program_do_not_wait_for_each_other_forever():
 
     def work():
         with jax.enable_x64(True):
-            run = lower(jax.jit(factorize).trace(matrices)).compile()
+            run = lower(jax.jit(factorize).trace(matrices))()
             done.extend(np.asarray(run(matrices))[0] for _ in range(300))
 
     thread = threading.Thread(target=work, daemon=True)

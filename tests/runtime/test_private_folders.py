@@ -85,7 +85,7 @@ def test_a_folder_that_is_set_after_the_import_is_judged_before_anything_is_comp
     place.mkdir()
     place.chmod(0o777)
     code = f"""
-import os, jax, ppl_bandit.runtime.disk_cache as cache
+import os, jax, ppl_bandit.runtime.artefact as cache
 jax.config.update("jax_compilation_cache_dir", {str(place)!r})
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -41,7 +41,7 @@ from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import check_count, check_text
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
-from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
@@ -169,7 +169,7 @@ def compare(
         num_samples,
         seed,
         selector.name,
-        disk_cache.folder() is not None,
+        artefact.folder() is not None,
         overviews(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=printable(comparison_text(found)))

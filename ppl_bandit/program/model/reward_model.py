@@ -13,7 +13,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.program.cached_facts import VALIDATION, facts_to_json, program_key
+from ppl_bandit.program.cached_facts import VALIDATION, facts_to_json
 from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
 from ppl_bandit.program.jaxpr.index_limits import first_outside, outside_rows
 from ppl_bandit.program.keywords import bind_num_arms, has_clock
@@ -22,8 +22,7 @@ from ppl_bandit.program.model.domains import inside_domains
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
-from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.disk_cache import CacheKey
+from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 
 __all__ = ["RewardModel"]
@@ -140,27 +139,17 @@ class RewardModel:
         return is_inside
 
     @property
-    def program_fingerprint(self) -> str | None:
-        """A digest of everything that this library reads from the program; None if that cannot be determined."""
-        return self._facts.fingerprint()
-
-    @property
-    def cache_key(self) -> CacheKey | None:
-        """The key of results about this program under the present settings of JAX; None if the disk cache is off."""
-        return program_key(self.program, self.num_arms, self.context, self.outcomes, self._facts.fingerprint)
+    def artefact(self) -> Artefact:
+        """Where results about this program are kept for later processes, under its fingerprint."""
+        return self._facts.artefact
 
     def load_result(self, name: str) -> tuple[Any, list[bytes]] | None:
-        """Return a cached result about this program, JSON values and bytes; None if there is none."""
-        return disk_cache.load(self.cache_key, name)
+        """Return a result about this program from its artefact, JSON values and bytes; None if there is none."""
+        return self.artefact.load(name)
 
-    def save_result(self, name: str, values: Any, parts: Sequence[bytes] = (), key: CacheKey | None = None) -> None:
-        """Cache a result about this program, with what validation found; without effect if the cache is off.
-
-        Args:
-            key: an earlier `cache_key`; None is that of the present settings.
-        """
-        new = {VALIDATION: (facts_to_json(self._facts), ()), name: (values, parts)}
-        disk_cache.save(key or self.cache_key, new)
+    def save_result(self, name: str, values: Any, parts: Sequence[bytes] = ()) -> None:
+        """Store a result about this program in its artefact, with what validation found; without effect if that is off."""
+        self.artefact.save({VALIDATION: (facts_to_json(self._facts), ()), name: (values, parts)})
 
     @property
     def expected_reward_method(self) -> str:

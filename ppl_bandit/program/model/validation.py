@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.cached_facts import fingerprint_or_none, load_facts, program_key
+from ppl_bandit.program.cached_facts import VALIDATION, facts_from_json
+from ppl_bandit.program.fingerprints import program_fingerprint
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
@@ -25,6 +26,7 @@ from ppl_bandit.program.model.sites import (
 )
 from ppl_bandit.program.model.static_checks import check_dependence, support_depends_on_latents
 from ppl_bandit.program.moving.validation import find_moving_sites
+from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["ProgramFacts", "validate"]
@@ -41,7 +43,7 @@ class ProgramFacts(NamedTuple):
         largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
         moving_sites: latents that are sampled from those of the step before.
         index_limits: of contexts that are indices.
-        fingerprint: returns the `program_fingerprint`, computed once.
+        artefact: where results about the program are kept.
         uses_arm: whether anything that the program computes for a row depends on its arm.
         idle_arm: an arm for which everything is the same at all latents, because the program multiplies them by 0.
         may_leave_domains: whether an outcome's arguments may leave their domains far out in the prior.
@@ -57,7 +59,7 @@ class ProgramFacts(NamedTuple):
     largest_integers: Any
     moving_sites: tuple[str, ...]
     index_limits: tuple[IndexLimit, ...]
-    fingerprint: Callable[[], str | None]
+    artefact: Artefact
     uses_arm: bool = True
     idle_arm: int | None = None
     may_leave_domains: bool = False
@@ -70,12 +72,11 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         InvalidProgram: with what was found, what was expected and what to write instead.
     """
     outcomes, context = _check_arguments(program, num_arms, context, outcomes)
-    given = program, num_arms, context, outcomes
-    fingerprint = functools.cache(lambda: fingerprint_or_none(*given))
-    key = program_key(*given, fingerprint)
-    cached = load_facts(key, context)
-    if cached is not None:
-        return ProgramFacts(**cached, fingerprint=fingerprint)
+    artefact = Artefact(functools.partial(program_fingerprint, program, num_arms, context, outcomes))
+    cached = artefact.load(VALIDATION)
+    known = None if cached is None else facts_from_json(cached[0], context)
+    if known is not None:
+        return ProgramFacts(**known, artefact=artefact)
     trace, longer = (abstract_trace(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
     check_outcomes(trace, outcomes, num_rows=2)
@@ -98,7 +99,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         may_leave = check_domains(spec)
         moving = find_moving_sites(spec, shapes, trace)
     found = shapes, kinds, mean_method, moves, groups, largest, moving, limits
-    return ProgramFacts(outcomes, context, *found, fingerprint, uses_arm, idle_arm, may_leave)
+    return ProgramFacts(outcomes, context, *found, artefact, uses_arm, idle_arm, may_leave)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

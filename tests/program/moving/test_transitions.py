@@ -57,7 +57,7 @@ def test_the_fingerprint_depends_on_the_step_alone():
             )
             numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
 
-        return RewardModel(program, 2).program_fingerprint
+        return RewardModel(program, 2).artefact.fingerprint
 
     assert at(0.1) == at(0.1) != at(0.2)
 

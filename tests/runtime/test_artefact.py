@@ -1,4 +1,4 @@
-"""The disk cache: what was stored is read, and nothing that somebody else may have written or changed."""
+"""Artefacts: what was stored is read, and nothing that somebody else may have written or changed."""
 
 import io
 import os
@@ -9,27 +9,28 @@ import jax
 import numpy as np
 import pytest
 
-from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.archive import read_archive, write_archive
+from ppl_bandit.runtime.artefact import Artefact
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("PPL_BANDIT_CACHE")
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "warm_starts")
+    monkeypatch.setattr(artefact, "folder", lambda: tmp_path / "warm_starts")
     return tmp_path / "warm_starts"
 
 
-def entry(fingerprint="f" * 8, *inputs):
-    return disk_cache.cache_key(lambda: fingerprint, "a test", *inputs)
+def entry(fingerprint="f" * 8):
+    return Artefact(lambda: fingerprint)
 
 
 def load(*given, name="found"):
-    return disk_cache.load(entry(*given), name)
+    return entry(*given).load(name)
 
 
-def save(key, values, parts=(), name="found"):
-    disk_cache.save(key, {name: (values, parts)})
+def save(own, values, parts=(), name="found"):
+    own.save({name: (values, parts)})
 
 
 VALUES = {"numbers": [1, 2.5, None], "order": {"b": 1, "a": 2}}
@@ -43,14 +44,24 @@ def stored(folder):
     return path
 
 
-def test_what_is_stored_is_read_for_the_same_key_alone(stored):
+def test_what_is_stored_is_read_for_the_same_fingerprint_and_settings_alone(stored):
     found = load()
     assert found == (VALUES, PARTS) and list(found[0]["order"]) == ["b", "a"]
     assert load("other") is None
-    assert load("f" * 8, "other") is None
     assert load(None) is None
+    before = entry()
     with jax.default_matmul_precision("highest"):
-        assert load() is None
+        assert load() is None and before.load("found") is None  # it was made under other settings
+    assert before.load("found") is not None
+
+
+def test_a_program_that_cannot_be_fingerprinted_has_no_artefact(folder):
+    def fails():
+        raise TypeError("the program fails")
+
+    save(Artefact(fails), VALUES)
+    save(entry(None), VALUES)
+    assert not folder.exists() and not Artefact(fails).is_current
 
 
 def test_results_of_one_key_lie_in_one_file_and_the_oldest_are_dropped(stored):
@@ -63,9 +74,15 @@ def test_results_of_one_key_lie_in_one_file_and_the_oldest_are_dropped(stored):
     assert load(name="result 0") == ("new", []) and load(name="result 1") == (1, [b"\x00"])
 
 
-def test_the_fingerprint_is_computed_only_if_the_cache_is_on(monkeypatch):
-    monkeypatch.setattr(disk_cache, "folder", lambda: None)
-    assert disk_cache.cache_key(pytest.fail) is None and disk_cache.load(None, "found") is None
+def test_the_fingerprint_is_computed_once_and_only_if_the_cache_is_on(folder, monkeypatch):
+    calls = []
+    own = Artefact(lambda: calls.append(1) or "f" * 8)
+    with monkeypatch.context() as off:
+        off.setattr(artefact, "folder", lambda: None)
+        own.save({"found": (VALUES, PARTS)})
+        assert own.load("found") is None and not calls
+    own.save({"found": (VALUES, PARTS)})
+    assert own.load("found") == (VALUES, PARTS) and calls == [1]
 
 
 def test_only_the_user_can_read_and_write_entries(stored):
