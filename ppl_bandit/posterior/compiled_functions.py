@@ -18,10 +18,9 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.program.model.probing import feasible_latents
-from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
-from ppl_bandit.runtime.compile_ahead import CompiledAhead
+from ppl_bandit.runtime.compile_ahead import CompiledAhead, traced_once
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
 from ppl_bandit.runtime.random_draws import fold_in
 from ppl_bandit.runtime.xla_options import batch_options, in_order_options, large_options, quick_options, small_options
@@ -105,13 +104,13 @@ def compiled_functions(
         draws: as in `engines.decide`.
         is_exported: whether the first functions are exported for other processes.
     """
-    expected_rewards, in_support = recorded(model.expected_rewards), recorded(row_model.in_support)
+    expected_rewards, in_support = traced_once(model.expected_rewards), traced_once(row_model.in_support)
     has_fixed_size = engine.capabilities.reserve is None
     reads_laws = selector.uses_marginals and not selector.is_exact
     quick = engine.capabilities.quick_update
     decide = decision_function(expected_rewards, engine, selector, num_samples, draws)
 
-    @recorded
+    @traced_once
     def some_latents() -> Any:
         return feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
 

@@ -80,7 +80,7 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], is_model_new: bo
     those of `find_start`.
     """
     found = find_start(task, factory, is_model_new)
-    engine, run, _ = found
+    engine, run = found.engine, found.run
     capabilities, contexts = engine.capabilities, example_contexts(learning_model(task), 1)
     with jax.enable_x64(True):
         seed = np.int64(task.seed)

@@ -9,7 +9,6 @@ identified with certainty, nothing is reused.
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -28,39 +27,25 @@ from ppl_bandit.runtime.exported_functions import ExportedFunction, import_expor
 from ppl_bandit.selectors.selector_contract import selector_key
 from ppl_bandit.types import Engine
 
-__all__ = ["MAX_STARTS", "Start", "StartKey", "find_start", "start_key", "store_start"]
+__all__ = ["MAX_STARTS", "Start", "find_start", "start_name", "store_start"]
 
 # `svi` is not among them: its guide is a Python object.
 _FACTORIES = frozenset(engines.__all__) - {"svi"}
 MAX_STARTS = 8  # compiled functions take about 30 MB each; the least recently used are dropped first
 
 
-@dataclass(frozen=True)
-class StartKey:
-    """A task with its engine's factory, which equals every other one that starts alike.
-
-    Attributes:
-        name: of the start in the artefact of the program.
-        place: what it depends on besides, in this process: the program, its artefact, and the folder of artefacts, as a start
-            is stored in each folder that is used.
-    """
-
-    name: str
-    place: tuple[Any, ...]
-    task: Task = field(compare=False)
-    factory: Callable = field(compare=False)
-
-
 class Start(NamedTuple):
     """An engine and its compiled functions.
 
     Attributes:
-        key: under which it is stored once its functions are compiled; None if it is not, or was read from there.
+        task: of the bandit that started first.
+        name: under which it is stored in the artefact of the program; None if it is not, or was read from there.
     """
 
     engine: Engine
     run: CompiledFunctions
-    key: StartKey | None = None
+    task: Task
+    name: str | None = None
 
 
 def find_start(task: Task, factory: Callable[[RewardModel], Engine], is_model_new: bool = False) -> Start:
@@ -72,19 +57,19 @@ def find_start(task: Task, factory: Callable[[RewardModel], Engine], is_model_ne
     Raises:
         ValueError: if the factory does not return an engine.
     """
-    key = start_key(task, factory, is_model_new)
-    return _new_start(task, factory) if key is None else _shared_start(key)
+    name = start_name(task, factory, is_model_new)
+    if name is None:
+        return _new_start(task, factory)
+    # A start is stored in each folder that is used.
+    kept = _kept(id(task.model.program), task.model.artefact.name, artefact.folder(), name)
+    if not kept:
+        stored = _stored_start(task, factory, name)
+        kept.append(stored or _new_start(task, factory, name if artefact.folder() else None))
+    return kept[0]
 
 
-def store_start(found: Start) -> None:
-    """Store a start in the artefact of its program, after what was prepared is compiled, if all functions were exported."""
-    key = found.key
-    if key is not None:
-        run_afterwards(functools.partial(_store, key, found))
-
-
-def start_key(task: Task, factory: Callable, is_model_new: bool = False) -> StartKey | None:
-    """Return the key of a start; None if the task cannot be identified.
+def start_name(task: Task, factory: Callable, is_model_new: bool = False) -> str | None:
+    """Return what a start depends on besides the program; None if the task cannot be identified.
 
     That is also so if a variable that the program reads, or a setting of JAX, has changed since the model was built.
     """
@@ -95,35 +80,44 @@ def start_key(task: Task, factory: Callable, is_model_new: bool = False) -> Star
         read = functools.partial(program_fingerprint, model.program, model.num_arms, model.context, model.outcomes)
         if Artefact(read).fingerprint != model.artefact.fingerprint:
             return None
-    name = f"start {(engine, selector, task.num_samples, task.draws)!r}"
-    return StartKey(name, (id(model.program), model.artefact.name, artefact.folder()), task, factory)
+    return f"start {(engine, selector, task.num_samples, task.draws)!r}"
+
+
+def store_start(found: Start) -> None:
+    """Store a start in the artefact of its program, once what was prepared is compiled, if all functions were exported."""
+    if found.name is not None:
+        run_afterwards(functools.partial(_store, found, found.task.model, found.name))
 
 
 @functools.lru_cache(maxsize=MAX_STARTS)
-def _shared_start(key: StartKey) -> Start:
-    stored, is_stored = key.task.model.load_result(key.name), key.place[-1] is not None
-    if stored is not None:
-        with contextlib.suppress(Exception), jax.enable_x64(True):  # whatever is odd about it: it only saves time
-            return _stored_start(key, *stored)
-    return _new_start(key.task, key.factory, key if is_stored else None)
+def _kept(*key: Any) -> list[Start]:
+    """Return the place of a start in this process."""
+    return []
 
 
-def _stored_start(key: StartKey, values: Any, programs: list[bytes]) -> Start:
-    facts, described = values
-    exported = {name: ExportedFunction(own, *described[name]) for name, own in zip(described, programs, strict=True)}
-    for own in exported.values():
-        import_exported(own)
-    engine = deferred_engine(facts, functools.partial(_build_engine, key.task, key.factory))
-    found = Start(engine, _compiled(key.task, engine))
-    for name, function in found.run.first_functions():
-        function.exported = exported[name]
-    return found
+def _stored_start(task: Task, factory: Callable[[RewardModel], Engine], name: str) -> Start | None:
+    stored = task.model.load_result(name)
+    if stored is None:
+        return None
+    with contextlib.suppress(Exception), jax.enable_x64(True):  # whatever is odd about it: it only saves time
+        (facts, described), programs = stored
+        exported = {
+            name: ExportedFunction(own, *described[name]) for name, own in zip(described, programs, strict=True)
+        }
+        for own in exported.values():
+            import_exported(own)
+        engine = deferred_engine(facts, functools.partial(_build_engine, task, factory))
+        run = _compiled(task, engine, is_exported=False)
+        for name, function in run.first_functions():
+            function.exported = exported[name]
+        return Start(engine, run, task)
+    return None
 
 
-def _new_start(task: Task, factory: Callable[[RewardModel], Engine], key: StartKey | None = None) -> Start:
+def _new_start(task: Task, factory: Callable[[RewardModel], Engine], name: str | None = None) -> Start:
     with jax.enable_x64(True):
         engine = _build_engine(task, factory)
-        return Start(engine, _compiled(task, engine, is_exported=key is not None), key)
+        return Start(engine, _compiled(task, engine, is_exported=name is not None), task, name)
 
 
 def _build_engine(task: Task, factory: Callable[[RewardModel], Engine]) -> Engine:
@@ -133,19 +127,18 @@ def _build_engine(task: Task, factory: Callable[[RewardModel], Engine]) -> Engin
     return engine
 
 
-def _compiled(task: Task, engine: Engine, is_exported: bool = False) -> CompiledFunctions:
-    return compiled_functions(
-        task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws, is_exported
-    )
+def _compiled(task: Task, engine: Engine, is_exported: bool) -> CompiledFunctions:
+    given = task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws
+    return compiled_functions(*given, is_exported)
 
 
-def _store(key: StartKey, found: Start) -> None:
+def _store(found: Start, model: RewardModel, name: str) -> None:
     found.run.wait()
-    model, functions = key.task.model, {name: function.exported for name, function in found.run.first_functions()}
+    functions = {name: function.exported for name, function in found.run.first_functions()}
     exported = [own for own in functions.values() if own is not None]
-    if len(exported) == len(functions) and model.load_result(key.name) is None:
+    if len(exported) == len(functions) and model.load_result(name) is None:
         described = dict(zip(functions, [own[1:] for own in exported], strict=True))
-        model.save_result(key.name, [engine_facts(found.engine), described], [own.program for own in exported])
+        model.save_result(name, [engine_facts(found.engine), described], [own.program for own in exported])
 
 
 def _engine_key(factory: Any) -> str | None:

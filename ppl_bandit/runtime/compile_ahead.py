@@ -13,7 +13,7 @@ from ppl_bandit.runtime.cpu_threads import limit_runs, needs_limit
 from ppl_bandit.runtime.exported_functions import ExportedFunction, arguments_text, export_traced, import_exported
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
-__all__ = ["CompiledAhead", "lower", "quick_jit", "run_afterwards", "run_once"]
+__all__ = ["CompiledAhead", "lower", "quick_jit", "run_afterwards", "run_once", "traced_once"]
 
 # XLA compiles without Python's global interpreter lock, so the main thread goes on meanwhile.
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
@@ -155,6 +155,14 @@ def run_afterwards(function: Callable[[], None]) -> None:
 def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
     """Jit a function with options that compile it in the shortest time."""
     return jax.jit(function, compiler_options=quick_options(), **settings)
+
+
+def traced_once(function: Callable) -> jax.stages.Wrapped:
+    """Return a pure function that is traced once per form of its arguments, whichever thread uses it, and inlined there.
+
+    Later uses of a form run neither the NumPyro program that it reads nor NumPyro, so they can be traced in any thread.
+    """
+    return jax.jit(function, inline=True)
 
 
 def run_once(function: Callable[[], Any]) -> Any:

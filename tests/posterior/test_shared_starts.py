@@ -11,7 +11,7 @@ import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import MAX_STARTS, _shared_start, find_start, start_key
+from ppl_bandit.posterior.warm_start import MAX_STARTS, _kept, find_start, start_name
 from ppl_bandit.types import InvalidProgram
 
 PRIOR = SimpleNamespace(successes=1.0)
@@ -36,7 +36,7 @@ def played(**options):
 
 @pytest.fixture(scope="module")
 def first():
-    _shared_start.cache_clear()
+    _kept.cache_clear()
     return played()
 
 
@@ -70,7 +70,7 @@ def test_a_variable_that_changed_is_read_again_and_refused_in_a_model_that_read_
         bandit = Bandit(conversion, 2, num_samples=20)
         counts.append(bandit.posterior_parameters()["rate"]["concentration1"].tolist())
         if successes == 5.0:
-            _shared_start.cache_clear()  # else it might be given the start of the bandit above, which read the same value
+            _kept.cache_clear()  # else it might be given the start of the bandit above, which read the same value
             with pytest.raises(InvalidProgram, match="PRIOR.successes, which the program reads, has changed"):
                 Bandit(model, num_samples=20)
     assert counts == [[1.0, 1.0], [5.0, 5.0], [1.0, 1.0]]
@@ -83,7 +83,8 @@ def task_of(model, **changed):
 
 
 def key_of(model, factory=engines.choose, **changed):
-    return start_key(task_of(model, **changed), factory)
+    name = start_name(task_of(model, **changed), factory)
+    return None if name is None else (name, model.artefact.name)
 
 
 def test_other_programs_and_settings_have_other_keys(monkeypatch):
@@ -123,7 +124,7 @@ def test_what_cannot_be_identified_is_not_shared():
 
 
 def test_the_starts_that_were_not_used_for_longest_are_dropped(monkeypatch):
-    _shared_start.cache_clear()
+    _kept.cache_clear()
     monkeypatch.setattr("ppl_bandit.posterior.warm_start._new_start", lambda *given: object())
     model = RewardModel(conversion, 2)
 
@@ -134,4 +135,4 @@ def test_the_starts_that_were_not_used_for_longest_are_dropped(monkeypatch):
     assert found(1) is first[0] and len(set(map(id, first))) == MAX_STARTS
     found(MAX_STARTS + 1)
     assert found(1) is first[0] and found(2) is not first[1]  # the first was used after it
-    _shared_start.cache_clear()
+    _kept.cache_clear()

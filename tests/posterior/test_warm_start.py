@@ -32,10 +32,9 @@ from ppl_bandit import (
 from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.posterior import warm_start
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.tracing import forbid_programs
 from ppl_bandit.runtime import artefact
-from ppl_bandit.runtime.compile_ahead import CompiledAhead, run_afterwards
+from ppl_bandit.runtime.compile_ahead import CompiledAhead, run_afterwards, traced_once
 
 
 def conversion(arm):
@@ -97,7 +96,7 @@ def settle():
 
 def later(*args, **options):
     """Return a bandit that starts as in a later process: bandits of one process share starts without the disk cache."""
-    warm_start._shared_start.cache_clear()
+    warm_start._kept.cache_clear()
     return Bandit(*args, **options)
 
 
@@ -177,8 +176,8 @@ class Trust(NamedTuple):
 
 
 def hoarding(model):
-    """An engine that keeps its rewards, in a buffer that doubles, and reads the program through a recorded function."""
-    log_likelihood = recorded(model.log_likelihood)
+    """An engine that keeps its rewards, in a buffer that doubles, and reads the program by a function that is traced once."""
+    log_likelihood = traced_once(model.log_likelihood)
 
     def init(key):
         return Hoard(jnp.zeros(4), jnp.zeros((), int), jnp.zeros(()), jnp.zeros((0, 2)))
@@ -379,8 +378,8 @@ def task_key_of(model, **changed):
     options |= changed
     factory = options.pop("factory")
     task = Task(model, None, seed=0, may_fall_back=True, **options)
-    key = warm_start.start_key(task, factory)
-    return None if key is None else (key.name, model.artefact.name)
+    name = warm_start.start_name(task, factory)
+    return None if name is None else (name, model.artefact.name)
 
 
 def test_another_program_or_task_has_another_cache_key(cache):

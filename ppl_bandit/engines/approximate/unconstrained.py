@@ -29,9 +29,9 @@ from numpyro.distributions.transforms import IndependentTransform
 from ppl_bandit.engines.approximate.starts.outcome_locations import OutcomeLocations, outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
 from ppl_bandit.program.jaxpr.entry_reads import entries_read
-from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
+from ppl_bandit.runtime.compile_ahead import traced_once
 from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["PartialCentring", "Space", "unconstrained_space"]
@@ -128,24 +128,24 @@ def unconstrained_space(model: RewardModel) -> Space:
     def prior_sites(trace: Trace) -> list[Site]:
         return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
 
-    @recorded
+    @traced_once
     def constrain(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Draws:
         trace, _, _ = run(flat, *centredness)
         return {name: trace[name]["value"] for name in shapes}
 
-    @recorded
+    @traced_once
     def log_prior(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Float[Array, " terms"]:
         trace, log_jacobians, _ = run(flat, *centredness)
         return jnp.concatenate([*map(log_prob_terms, prior_sites(trace)), *log_jacobians])
 
-    @recorded
+    @traced_once
     def location_and_log_scale(flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         _, _, found = run(flat)
         pairs = [found[name][1] or (jnp.zeros(shapes[name]),) * 2 for name in shapes]
         locations, log_scales = zip(*pairs, strict=True)
         return jnp.concatenate([*map(jnp.ravel, locations)]), jnp.concatenate([*map(jnp.ravel, log_scales)])
 
-    @recorded
+    @traced_once
     def to_latents(flat: Float[Array, " K"], centredness: Float[Array, " K"]) -> Float[Array, " K"]:
         _, _, found = run(flat, centredness)
         return jnp.concatenate([jnp.ravel(found[name][0]) for name in shapes])
@@ -155,7 +155,7 @@ def unconstrained_space(model: RewardModel) -> Space:
         found = model.log_likelihood(latents, rows)
         return jnp.where(found == jnp.inf, -jnp.inf, found)
 
-    log_likelihood = recorded(finite_log_likelihood)
+    log_likelihood = traced_once(finite_log_likelihood)
 
     def log_joint(flat: Float[Array, " K"], data: BufferedRows) -> Float[Array, ""]:
         return jnp.sum(log_prior(flat)) + data.weights @ log_likelihood(constrain(flat), data.rows)
@@ -181,7 +181,7 @@ def unconstrained_space(model: RewardModel) -> Space:
     if total > _MAX_SIZE:
         return space
     locations = outcome_locations(model, constrain, total)
-    space = space._replace(locations=None if locations is None else recorded(locations))
+    space = space._replace(locations=None if locations is None else traced_once(locations))
     # A scale that is constant makes no funnel.
     has_latent_scale = np.any(entries_read(lambda flat: location_and_log_scale(flat)[1], total, ()), axis=1)
     ends = np.cumsum(list(sizes.values()))

@@ -1,4 +1,4 @@
-"""A recorded reading runs its program once per shape, and says the same ever after."""
+"""A function of a program that is traced once runs it once per shape, and says the same ever after."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import RewardModel
-from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.tracing import forbid_programs, program_lock
+from ppl_bandit.runtime.compile_ahead import traced_once
 from ppl_bandit.types import Interaction
 
 RUNS = []
@@ -27,8 +27,8 @@ def model():
     return RewardModel(slopes, 2, context=np.float64(1.5))
 
 
-def test_a_recording_says_what_the_program_says_under_every_transformation(model):
-    likelihood = recorded(model.log_likelihood)
+def test_it_says_what_the_program_says_under_every_transformation(model):
+    likelihood = traced_once(model.log_likelihood)
     draws = {"slope": jnp.array([[0.3, -0.2], [1.4, 0.9], [0.0, -3.0]])}
 
     def total(density, latents, reward):
@@ -45,7 +45,7 @@ def test_a_recording_says_what_the_program_says_under_every_transformation(model
 
 
 def test_the_program_runs_once_for_each_shape_and_precision(model):
-    likelihood = recorded(model.log_likelihood)
+    likelihood = traced_once(model.log_likelihood)
 
     def read(num_rows):
         rows = Interaction(jnp.zeros(num_rows, int), jnp.ones(num_rows), jnp.ones(num_rows), None)
@@ -58,8 +58,8 @@ def test_the_program_runs_once_for_each_shape_and_precision(model):
     assert RUNS == [(3,), (4,), (3,)]
 
 
-def test_a_thread_that_may_run_no_program_repeats_what_is_recorded_and_refuses_the_rest(model):
-    expected = recorded(model.expected_rewards)
+def test_a_thread_that_may_run_no_program_repeats_what_is_traced_and_refuses_the_rest(model):
+    expected = traced_once(model.expected_rewards)
     known = expected({"slope": jnp.zeros((4, 2))}, 1.0)
     with forbid_programs():
         np.testing.assert_array_equal(expected({"slope": jnp.zeros((4, 2))}, 1.0), known)
