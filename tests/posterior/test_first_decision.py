@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Interaction, RewardModel, engines
+from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.examination import measure
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
@@ -42,7 +43,7 @@ def test_an_examination_and_an_update_are_small_programs(program, num_arms, cont
     with jax.enable_x64(True):
         model = RewardModel(program, num_arms, context)
         layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
-        examined = jax.make_jaxpr(lambda: measure(model, layout))()
+        examined = jax.make_jaxpr(lambda: measure(model, layout, chunk_absorber(model, layout)))()
         engine = engines.conjugate(model)
         row = Interaction(jnp.zeros(1, int), jnp.ones(1), model.context_rows(1))
         learnt = jax.make_jaxpr(engine.update)(jr.key(0), engine.init(jr.key(0)), row)

@@ -18,16 +18,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
-from ppl_bandit.engines.exact.certificate.certificate import (
-    Evidence,
-    Residual,
-    excess_of,
-    inverse_roundings,
-    residual_of,
-    worst_of,
-)
-from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
+from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, excess_of, worst_of
+from ppl_bandit.engines.exact.certificate.rows import certify, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import (
@@ -41,7 +33,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     relative_to,
 )
 from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
-from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.proof.examination import arrange, certify_prior, examine
 from ppl_bandit.engines.exact.proof.trial_certificates import trial_rows
 from ppl_bandit.engines.exact.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
 from ppl_bandit.engines.row_buffer import row_mask
@@ -52,7 +44,7 @@ from ppl_bandit.types import Interaction
 
 __all__ = ["Split", "certificate_excess", "inspect", "masked_trial_rows"]
 
-_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 12, 6  # random points of a certificate
+_NUM_POINTS = (12, 6)  # random points of a certificate: around the point of reading, and where the inner sites are
 
 
 class Split(NamedTuple):
@@ -109,15 +101,15 @@ def inspect(
     hidden = tuple(name for name in names if not reached[name] & set(inner))
     is_shared = not any(reached[name] & set(names) for name in model.outcomes)
     values = _try_values(model, space, max(16, 4 * space.size + 8))
-    layout, prior, evidence = examine(
-        given(model, {name: value[0] for name, value in values.items()}), around_cores=True
-    )
-    centre = jax.device_get(coordinates_at(layout, prior))
+    view = given(model, {name: value[0] for name, value in values.items()})
+    layout = arrange(view, around_cores=True)
     box, gap = _prove(model, layout, space, supports, hidden)
     if gap is not None:
         raise refusal(
             model, f"cannot be proved conjugate for every value of {outer}: {gap.reason}", gap.remedy or ANALYTIC_REMEDY
         )
+    prior, evidence = examine(view, layout)
+    centre = jax.device_get(coordinates_at(layout, prior))
     split = Split(space, layout, prior, centre, values, box, is_shared, hidden, evidence)
     in_prior, in_rows = _measure(model, split, examples)
     if not (excess_of(in_prior) <= 1.0 and excess_of(in_rows) <= 1.0):
@@ -193,7 +185,7 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     first_prior = jax.tree.map(jnp.asarray, split.prior)
 
-    def certify(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
+    def certify_at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -203,25 +195,17 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
         prior = posterior_of(layout, natural, centre)
         # Where the prior at this outer value has its mass: elsewhere the terms of a tight prior are large, and so is rounding.
         prior = jax.tree.map(lambda own, first: jnp.where(is_proper(prior), own, first), prior, first_prior)
-        regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, centre=centre)
-        natural = jax.tree.map(lambda leaf: leaf[None], natural)
-        num_roundings = inverse_roundings(layout, natural.quadratic[0])
-        in_prior = worst_of(
-            residual_of(
-                layout, lambda point: log_prior(point)[None], natural, centre, regions, num_roundings=num_roundings
-            )
-        )
+        in_prior = certify_prior(layout, log_prior, natural, prior, _NUM_POINTS, centre)
         readings = read_rows(view, layout, centre, rows)
-        residuals = jax.vmap(worst_of)(compare_rows(view, layout, readings.naturals, centre, regions, rows))
-        is_counted, no_residual = row_mask(rows) & readings.is_possible, Residual(*map(jnp.asarray, (0.0, 1.0, 0.0)))
-        residuals = jax.tree.map(lambda own, none: jnp.where(is_counted, own, none), residuals, no_residual)
-        return in_prior, worst_of(residuals)
+        possible = rows._replace(mask=row_mask(rows) & readings.is_possible)
+        found = certify(view, layout, readings, possible, prior, prior, _NUM_POINTS, centre=centre)
+        return in_prior, worst_of(found.residuals)
 
     def measure() -> tuple[Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
-        in_prior, in_rows = jax.lax.map(lambda values: certify(values, rows), outer)
+        in_prior, in_rows = jax.lax.map(lambda values: certify_at(values, rows), outer)
         return worst_of(in_prior), worst_of(in_rows)
 
     return run_once(measure)
@@ -243,20 +227,15 @@ def certificate_excess(
     Args:
         laws: of the inner sites at these outer values, before these rows, with precisions as arrows; (V, ...) each.
     """
-    layout, mask = split.layout, row_mask(rows)
+    layout, rows = split.layout, rows._replace(mask=row_mask(rows))
 
-    def certify(own: Mapping[str, Array], law: Posterior) -> tuple[Array, Bool[Array, " N"]]:
+    def excess_at(own: Mapping[str, Array], law: Posterior) -> Float[Array, " N"]:
         view = given(model, own)
         readings = read_rows(view, layout, centre, rows)
-        naturals = readings.naturals_where(mask & readings.is_sound)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), naturals)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), readings.naturals)
         added = relative_to(layout, total, centre, coordinates_at(layout, law))
         added = added._replace(quadratic=as_arrow(added.quadratic, *layout.leaves))
-        after = absorb(layout, law, added, jnp.sum(mask))
-        regions = regions_for(layout, law, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, centre=centre)
-        found = compare_rows(view, layout, naturals, centre, regions, rows)
-        return excess_of(jax.vmap(worst_of)(found)), readings.is_sound
+        after = absorb(layout, law, added, jnp.sum(row_mask(rows)))
+        return excess_of(certify(view, layout, readings, rows, law, after, _NUM_POINTS, centre=centre).residuals)
 
-    excess, is_sound = jax.vmap(certify)(dict(values), laws)
-    worst = jnp.max(jnp.where(jnp.isnan(excess), jnp.inf, excess), axis=0)
-    return jnp.where(mask, jnp.where(jnp.all(is_sound, axis=0), worst, jnp.inf), 0.0)
+    return jnp.max(jax.vmap(excess_at)(dict(values), laws), axis=0)

@@ -22,7 +22,7 @@ from ppl_bandit.engines.exact.families.family import misfit
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.proof.assignment import kind_of_support, supports_of
-from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -78,7 +78,7 @@ def find_split(
     screening = _screen(model, supports, examples)
     if not screening.alone and not screening.conflicts:
         try:
-            examine(model)
+            examine(model, prove(model))
         except NotConjugate:
             pass
         else:

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
 from ppl_bandit.engines.exact.explanation import explain_conjugate, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample
 from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
-from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.update import Certificates, absorb_rows, tabulate_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -41,7 +42,11 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     check_settings(discount)
     refuse_moving(model, "conjugate")
     with jax.enable_x64(True):
-        layout, prior, evidence = examine(model)
+        layout = prove(model)
+        absorb_chunk = chunk_absorber(model, layout, discount)
+        # Products of reduced precision on an accelerator would look like deviations.
+        with jax.default_matmul_precision("highest"):
+            prior, evidence = examine(model, layout, absorb_chunk)
         infinite_text, infinite_means = find_infinite_means(model, layout, prior)
 
     def init(key: Key) -> Posterior:
@@ -50,9 +55,8 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
-        # Products of reduced precision on an accelerator would look like deviations.
         with jax.default_matmul_precision("highest"):
-            return absorb_rows(model, layout, init(key), discount, state, interaction)
+            return absorb_rows(layout, absorb_chunk, init(key), state, interaction)
 
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return site_parameters(layout, state)

@@ -4,11 +4,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate.certificate import Evidence
 from ppl_bandit.engines.exact.families.gamma import scale_family_name
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout, SiteBlock
-from ppl_bandit.engines.exact.families.posterior import Natural, Posterior
+from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
@@ -157,13 +158,15 @@ def _update_text(layout: Layout, site: SiteBlock) -> str:
     )
 
 
-def _example_text(layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[str, float], Natural], ...]) -> str:
+def _example_text(
+    layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[str, float], dict[str, Array]], ...]
+) -> str:
     """Return what a few rewards on arm 0 add to the site's parameters, each change once."""
     if site.kind == REAL or (site.kind == POSITIVE and layout.num_scaled[site.span].any()):
         return ""
     texts: dict[tuple[float, ...], str] = {}
-    for rewards, natural in examples:
-        rows = FAMILIES[site.kind].sign * natural.elements[site.group][site.span]
+    for rewards, added in examples:
+        rows = np.asarray(added[site.group])[site.span]
         change = tuple((np.round(rows[np.argmax(np.abs(rows).sum(axis=-1))], 10) + 0.0).tolist())
         given = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
         if any(change) and len(texts) < _NUM_EXAMPLES:

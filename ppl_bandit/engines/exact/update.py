@@ -1,30 +1,18 @@
 """The conjugate update: add the natural parameters of rows to the posterior, certified ones once, simulated ones many times."""
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
+from ppl_bandit.engines.exact.certificate.certificate import is_affine
+from ppl_bandit.engines.exact.certificate.chunks import Absorb, ChunkEvidence, join_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.rows import read_rows
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
-from ppl_bandit.engines.exact.families.posterior import (
-    Natural,
-    Posterior,
-    absorb,
-    coordinates_at,
-    discount_towards_prior,
-    is_resolved,
-    natural_of,
-    relative_to,
-    total_of,
-)
+from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, relative_to
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
@@ -32,7 +20,6 @@ from ppl_bandit.types import Interaction
 
 __all__ = ["Certificates", "absorb_rows", "tabulate_rows"]
 
-_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
 _MAX_ROWS_AT_ONCE = 256
 _MAX_SECOND_DERIVATIVES = 1 << 20  # held at once
 
@@ -45,8 +32,8 @@ class Certificates(NamedTuple):
             absorbed.
         is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics, around
             the mean before these rows and where the posterior is after them.
-        residual: largest deviation from affine, in nats; infinite for a row that the program cannot produce or whose proof
-            fails, 0 for a masked row.
+        residual: largest deviation from affine, in nats; infinite for a row that the program cannot produce, 0 for a masked
+            one.
         tolerance: what rounding explains of the residual.
         rounding: what rounding could hide where the posterior is, in nats.
         is_prior_certified: whether the prior, too, is affine where the posterior is now.
@@ -66,11 +53,12 @@ class Certificates(NamedTuple):
 
 
 def absorb_rows(
-    model: RewardModel, layout: Layout, prior: Posterior, discount: float, state: Posterior, interaction: Interaction
+    layout: Layout, absorb_chunk: Absorb, prior: Posterior, state: Posterior, interaction: Interaction
 ) -> tuple[Posterior, Certificates]:
     """Return the posterior with rows added, and their certificates; the old posterior if anything is not certified.
 
-    Rows are absorbed in chunks. Within a chunk all rows are read at the same means, so that their parameters add up.
+    Args:
+        absorb_chunk: from `chunk_absorber`.
     """
     num_rows = interaction.arm.shape[0]
     if interaction.mask is None:
@@ -79,55 +67,17 @@ def absorb_rows(
     chunk_size = max(1, min(num_rows, _MAX_ROWS_AT_ONCE, _MAX_SECOND_DERIVATIVES // num_per_row))
     chunks, is_row = split_chunks(interaction, num_rows, chunk_size)
     chunks = chunks._replace(mask=chunks.mask & is_row)
-    prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
-
-    def absorb_chunk(
-        posterior: Posterior, rows: Any, *, as_sum: bool
-    ) -> tuple[Posterior, tuple[Residual, Residual, Array]]:
-        """Return also the residuals of the rows and of the prior, and whether jax's precision holds the posterior.
-
-        Args:
-            as_sum: whether to certify the sum of all rows and, if that fails, every row, to find which one.
-        """
-        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
-        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
-        weights_of_sum = weights if as_sum else None
-        readings = read_rows(model, layout, centre, rows, weights=weights_of_sum)
-        is_sound = readings.is_sound
-        by_group = readings.naturals_where(is_sound if as_sum else is_sound & rows.mask)
-        naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_group)
-        start = posterior
-        if discount == 1.0 or as_sum:
-            total = total_of(naturals)
-        else:
-            total = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), naturals)
-        if discount < 1.0:
-            start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
-            total = jax.tree.map(jnp.add, total, prior_share)
-        after = absorb(layout, start, total, num_new)
-        regions = regions_for(layout, posterior, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
-        real = regions[1].points.real
-        is_held = is_resolved(layout, start, after, total, real[1:] - real[0])
-        prior_here = relative_to(layout, prior_natural, prior_centre, centre)
-        found = compare_rows(model, layout, by_group, centre, regions, rows, weights=weights_of_sum, prior=prior_here)
-        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
-        failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 0.0, 0.0)))
-        residuals = jax.tree.map(lambda own, other: jnp.where(is_sound, own, other), residuals, failed)
-        residuals = jax.tree.map(lambda own, other: jnp.where(rows.mask, own, other), residuals, masked)
-        in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        absorbed = after, (residuals, in_prior, is_held)
-        if not as_sum:
-            return absorbed
-        is_fine = jnp.all(is_affine(residuals)) & is_affine(in_prior) & is_held
-        return jax.lax.cond(is_fine, lambda: absorbed, lambda: absorb_chunk(posterior, rows, as_sum=False))
-
     # A sum takes a tenth of the time and doubles what is compiled, which pays for several chunks.
     is_long = num_rows > chunk_size and state.mean.dtype == jnp.float64
-    step = functools.partial(absorb_chunk, as_sum=is_long)
-    after, (residuals, in_prior, is_held) = jax.lax.scan(step, state, chunks)
-    residuals = join_chunks(residuals, num_rows)
+    weights, variant = jnp.ones(chunk_size, state.mean.dtype), jnp.zeros((), int)
+
+    def step(posterior: Posterior, rows: Interaction) -> tuple[Posterior, ChunkEvidence]:
+        return absorb_chunk(prior, posterior, rows, weights, variant, as_sum=is_long)
+
+    after, found = jax.lax.scan(step, state, chunks)
+    residuals = join_chunks(found.residuals, num_rows)
     is_certified = is_affine(residuals)
-    is_prior_certified, is_held = jnp.all(is_affine(in_prior)), jnp.all(is_held)
+    is_prior_certified, is_held = jnp.all(is_affine(found.in_prior)), jnp.all(found.is_held)
     is_trusted = jnp.all(is_certified) & is_prior_certified & is_held
     kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
     return kept, Certificates(
@@ -137,7 +87,7 @@ def absorb_rows(
         residuals.tolerance,
         residuals.rounding,
         is_prior_certified,
-        jnp.max(in_prior.rounding),
+        jnp.max(found.in_prior.rounding),
         is_held,
     )
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, worst_of
-from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
+from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine
+from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS
+from ppl_bandit.engines.exact.certificate.rows import certify, read_rows
 from ppl_bandit.engines.exact.explanation import family_name, program_name, residual_text, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample as draw
 from ppl_bandit.engines.exact.families.gaussian import times_blocks
@@ -26,7 +26,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     total_of,
 )
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
-from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.update import Certificates
 from ppl_bandit.engines.moving.gaussian_rows import log_determinant
@@ -39,7 +39,6 @@ from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key
 
 __all__ = ["KalmanState", "absorb_row", "kalman", "prove_linear_step"]
 
-_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
 _REMEDY = (
     "a step is linear Gaussian if every moving latent is Normal, with a mean that is affine in the others, such as "
     '0.9 * previous["level"], and a scale that does not depend on latents'
@@ -68,7 +67,8 @@ def kalman(model: RewardModel) -> Engine:
     """
     require_moving(model, "kalman")
     with jax.enable_x64(True):
-        layout, prior, evidence = examine(model)
+        layout = prove(model)
+        prior, evidence = examine(model, layout)
         scaled = [site.name for site in layout.sites if site.kind != REAL]
         if scaled:
             raise refusal(
@@ -178,19 +178,13 @@ def absorb_row(
     model: RewardModel, layout: Layout, before: Posterior, row: Interaction
 ) -> tuple[Posterior, Residual, Bool[Array, ""]]:
     """Return the posterior with a row added, the row's residual, and whether jax's precision holds the posterior."""
-    centre = coordinates_at(layout, before)
-    readings = read_rows(model, layout, centre, row._replace(mask=None))
-    by_group = readings.naturals_where(readings.is_sound)
-    total = total_of(jax.tree.map(lambda leaf: leaf[0], by_group))
+    row = row._replace(mask=None)
+    readings = read_rows(model, layout, coordinates_at(layout, before), row)
+    total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
     after = absorb(layout, before, total, 1)
-    regions = regions_for(layout, before, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
-    real = regions[1].points.real
-    is_held = is_resolved(layout, before, after, total, real[1:] - real[0])
-    found = compare_rows(model, layout, by_group, centre, regions, row._replace(mask=None))
-    residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
-    failed = Residual(*map(jnp.asarray, (jnp.inf, 0.0, jnp.inf)))
-    residual = jax.tree.map(lambda own, other: jnp.where(readings.is_sound[0], own, other), residual, failed)
-    return after, residual, is_held
+    found = certify(model, layout, readings, row, before, after, NUM_POINTS)
+    is_held = is_resolved(layout, before, after, total, found.steps)
+    return after, jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
 
 
 def _log_predictive(

@@ -17,7 +17,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit.engines.exact.proof.examination import examine, first_fault, measure
+from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
+from ppl_bandit.engines.exact.proof.examination import first_fault, measure, prove
 from ppl_bandit.engines.exact.update import absorb_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -302,17 +303,22 @@ def examine_many(name: str, num_programs: int, seed: int) -> Tally:
         plain = np.random.default_rng(0)
         first = next(draw for draw in iter(lambda: twin.draw(plain), None) if is_plain(draw))
         model = RewardModel(functools.partial(twin.program, first.constants), 1)
-        layout, _, _ = examine(model)
+        layout = prove(model)
 
         def with_constants(constants):
             other = copy.copy(model)
             other.program = functools.partial(shape.program, constants)
             return other
 
-        look = quick_jit(lambda constants: measure(with_constants(constants), layout))
-        learn = quick_jit(
-            lambda constants, prior, rows: absorb_rows(with_constants(constants), layout, prior, 1.0, prior, rows)
-        )
+        @quick_jit
+        def look(constants):
+            other = with_constants(constants)
+            return measure(other, layout, chunk_absorber(other, layout))
+
+        @quick_jit
+        def learn(constants, prior, rows):
+            return absorb_rows(layout, chunk_absorber(with_constants(constants), layout), prior, prior, rows)
+
         counts, wrong = {True: [0, 0], False: [0, 0]}, []
         for _ in range(num_programs):
             draw = shape.draw(rng)

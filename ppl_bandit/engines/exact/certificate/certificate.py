@@ -82,15 +82,15 @@ class Evidence(NamedTuple):
     Attributes:
         prior, likelihood: the largest residuals.
         num_rows: rows of data whose likelihood was certified.
-        examples: rewards of those rows on arm 0, with the natural parameters of each.
-        num_points: random points per certificate.
+        examples: rewards of those rows on arm 0, with what each adds to the parameters of each group.
+        num_points: random points per certificate of a row.
         num_summed: rows whose weighted sum each certificate is of.
     """
 
     prior: Residual
     likelihood: Residual
     num_rows: int
-    examples: tuple[tuple[dict[str, float], Natural], ...]
+    examples: tuple[tuple[dict[str, float], dict[str, Array]], ...]
     num_points: int
     num_summed: int = 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.exact.certificate.certificate import Region, region_of
 from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, reals_of
@@ -28,6 +28,7 @@ from ppl_bandit.numerics.arrow_matrices import Arrow, steps_along
 
 __all__ = ["middle_of", "regions_for"]
 
+NUM_VARIANTS = 8  # of displacements: trial rows in succession differ in theirs
 _SEED = 20170903
 
 
@@ -37,7 +38,8 @@ def regions_for(
     after: Posterior,
     num_around_centre: int,
     num_in_posterior: int,
-    stretch: Array | None = None,
+    *,
+    variant: Int[Array, ""] | int = 0,
     centre: Coordinates | None = None,
 ) -> tuple[Region, Region]:
     """Return where to compare densities that were differentiated at the means of `before` and lead to `after`.
@@ -46,13 +48,11 @@ def regions_for(
     improper `after` would be meaningless: those of `before` are used.
 
     Args:
-        stretch: factor of the displacements from the centre.
+        variant: which of `NUM_VARIANTS` sets of displacements from the centre to use.
         centre: where the densities were differentiated, if not at these means.
     """
     centre = coordinates_at(layout, before) if centre is None else centre
-    offsets = _offsets_around_centre(layout, num_around_centre, before)
-    if stretch is not None:
-        offsets = jax.tree.map(lambda leaf: stretch * leaf, offsets)
+    offsets = _offsets_around_centre(layout, num_around_centre, before, variant)
     is_fine = is_proper(after)
     after = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, before)
     in_posterior = _offsets_in_posterior(layout, num_in_posterior, after)
@@ -73,16 +73,36 @@ def _displace(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Regi
     return region_of(layout, jax.tree.map(displaced, centre, offsets))
 
 
-def _offsets_around_centre(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
+def _offsets_around_centre(
+    layout: Layout, num_points: int, posterior: Posterior, variant: Int[Array, ""] | int
+) -> Coordinates:
     """Return displacements from a centre, (P, ...) each, the same for every engine on every machine.
 
-    Every second point moves one site alone; of every four in a row two are far; every other four displace real elements in
-    units of 1, the others in units of the posterior's covariance.
+    Every other four displace real elements in units of 1, the others in units of the posterior's covariance.
     """
-    rng = np.random.default_rng(_SEED)
+    is_unscaled = (np.arange(num_points) // 4 % 2 == 1)[:, None]
+    if isinstance(variant, int):
+        drawn: Any = _draw_offsets(layout, num_points, variant)
+    else:
+        variants = [_draw_offsets(layout, num_points, number) for number in range(NUM_VARIANTS)]
+        drawn = {group: jnp.asarray(np.stack([own[group] for own in variants]))[variant] for group in variants[0]}
+    # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
+    offsets = {group: own.astype(posterior.mean.dtype) for group, own in drawn.items()}
+    real: Any = offsets.pop(REAL)
+    if not real.size:
+        return Coordinates(offsets, real)
+    return Coordinates(offsets, jnp.where(is_unscaled, real, _correlated(layout, posterior, real)))
+
+
+def _draw_offsets(layout: Layout, num_points: int, variant: int) -> dict[str, np.ndarray]:
+    """Draw displacements of the elements of each group, and of the real elements in units of 1.
+
+    Every second point moves one site alone; of every four in a row two are far.
+    """
+    rng = np.random.default_rng(_SEED + 2 * variant)
     point = np.arange(num_points)
-    is_far, is_single, is_unscaled = (point % 4 >= 2)[:, None], point % 2 == 1, (point // 4 % 2 == 1)[:, None]
-    moved_site = (point // 2) % len(layout.sites)
+    is_far, is_single = (point % 4 >= 2)[:, None], point % 2 == 1
+    moved_site = (point // 2 + variant * (num_points // 2)) % len(layout.sites)
 
     def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
         """Draw from Normal(0, near), or with a random sign and a size uniform in `far`."""
@@ -99,12 +119,7 @@ def _offsets_around_centre(layout: Layout, num_points: int, posterior: Posterior
     offsets[REAL] = reach * rng.standard_normal((num_points, layout.count(REAL)))
     for position, site in enumerate(layout.sites):
         offsets[site.group][is_single & (moved_site != position), site.span] = 0.0
-    # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
-    offsets = {group: own.astype(posterior.mean.dtype) for group, own in offsets.items()}
-    real: Any = offsets.pop(REAL)
-    if not real.size:
-        return Coordinates(offsets, real)
-    return Coordinates(offsets, jnp.where(is_unscaled, real, _correlated(layout, posterior, real)))
+    return offsets
 
 
 def _offsets_in_posterior(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:

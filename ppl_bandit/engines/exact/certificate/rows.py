@@ -1,7 +1,7 @@
 """Read rows of data (derive their natural parameters) and certify them.
 
-Every engine that needs a conjugate likelihood uses `read_rows` and `compare_rows`: when a program is examined, when the exact
-engine absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
+Every engine that needs a conjugate likelihood uses `read_rows` and `certify`: when a program is examined, when the exact engine
+or a filter absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
 natural parameters to its posterior, because rows are also certified where the posterior is after them.
 
 Rows are read one by one or, given weights, as one weighted sum. Only the sum of the log likelihoods enters a posterior, so it
@@ -9,49 +9,54 @@ suffices that the sum is affine, and its certificate costs a fraction of one per
 random points is not in the posterior either.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, residual_of
+from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, residual_of, worst_of
+from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, Posterior, coordinates_at, latents_at
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import log_prob
 from ppl_bandit.types import Interaction
 
-__all__ = ["RowReadings", "compare_rows", "read_rows"]
+__all__ = ["Certified", "RowReadings", "certify", "read_rows"]
 
 
 class RowReadings(NamedTuple):
     """What was read from rows; with weights N is 1, the weighted sum.
 
     Attributes:
-        naturals: natural parameters with leading axes (N, groups of outcomes).
+        naturals: natural parameters with leading axes (N, groups of outcomes); 0 for a row that is masked or not sound.
         is_possible: whether the program can produce the row.
+        is_sound: whether it can, and the natural parameters are finite.
     """
 
     naturals: Natural
     is_possible: Bool[Array, " N"]
+    is_sound: Bool[Array, " N"]
 
-    @property
-    def is_sound(self) -> Bool[Array, " N"]:
-        """Whether the program can produce the row, and its natural parameters are finite."""
-        is_sound = self.is_possible
-        for leaf in jax.tree.leaves(self.naturals):
-            if leaf.size:
-                is_sound &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
-        return is_sound
 
-    def naturals_where(self, is_counted: Bool[Array, " N"]) -> Natural:
-        """Return the natural parameters, with 0 for rows that do not count: padding may hold anything."""
-        return jax.tree.map(
-            lambda leaf: jnp.where(is_counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0.0), self.naturals
-        )
+class Certified(NamedTuple):
+    """The evidence for N rows.
+
+    Attributes:
+        residuals: how far the log likelihood of each row, or of the weighted sum, is from affine; infinite for a row that is
+            not sound, 0 for one that is masked.
+        in_prior: how far the log prior is from affine at the same points; None if it is not compared.
+        steps: displacements of the real elements by a few standard deviations of the posterior.
+    """
+
+    residuals: Residual
+    in_prior: Residual | None
+    steps: Float[Array, "P D"]
 
 
 def read_rows(
@@ -80,12 +85,60 @@ def read_rows(
         for is_inside in model.in_support(latents_at(layout, centre), rows).values():
             is_possible &= jnp.all(is_inside)
         is_possible &= jnp.all(jnp.asarray(model.indexes_inside(rows.context)))
-        return RowReadings(naturals, is_possible)
+        is_sound = is_possible
+        for leaf in jax.tree.leaves(naturals):
+            if leaf.size:
+                is_sound &= jnp.all(jnp.isfinite(leaf))
+        # Padding and impossible rows may hold anything.
+        is_counted = is_sound if weights is not None or rows.mask is None else is_sound & rows.mask[0]
+        return RowReadings(jax.tree.map(lambda leaf: jnp.where(is_counted, leaf, 0.0), naturals), is_possible, is_sound)
 
     return jax.vmap(read)(*_batches(rows, weights, centre))
 
 
-def compare_rows(
+def certify(
+    model: RewardModel,
+    layout: Layout,
+    readings: RowReadings,
+    rows: Interaction,
+    before: Posterior,
+    after: Posterior,
+    num_points: tuple[int, int],
+    *,
+    weights: Float[Array, " N"] | None = None,
+    prior: Natural | None = None,
+    centre: Coordinates | None = None,
+    variant: Int[Array, ""] | int = 0,
+) -> Certified:
+    """Certify rows that were read: around the point of the reading, and where the posterior is after them.
+
+    Args:
+        readings: of these rows, with the same weights.
+        before, after: the posterior without and with the rows.
+        num_points: random points around the centre, and where the posterior is.
+        prior: the prior's natural parameters, relative to the centre, if the log prior is to be certified too.
+        centre: where the rows were read, if not at the means of `before`.
+        variant: of the points around the centre; see `regions_for`.
+    """
+    regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
+    read_at = coordinates_at(layout, before) if centre is None else centre
+    found = _compare_rows(model, layout, readings.naturals, read_at, regions, rows, weights=weights, prior=prior)
+    in_prior = None
+    if prior is not None:
+        in_prior, found = (jax.tree.map(operator.itemgetter(own), found) for own in ((0, 0), np.s_[:, 1:]))
+    failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 1.0, 0.0)))
+    residuals = _where(readings.is_sound, jax.vmap(worst_of)(found), failed)
+    if rows.mask is not None:
+        residuals = _where(rows.mask, residuals, masked)
+    real = regions[1].points.real
+    return Certified(residuals, in_prior, real[1:] - real[0])
+
+
+def _where(condition: Bool[Array, " N"], chosen: Any, otherwise: Any) -> Any:
+    return jax.tree.map(lambda own, other: jnp.where(condition, own, other), chosen, otherwise)
+
+
+def _compare_rows(
     model: RewardModel,
     layout: Layout,
     naturals: Natural,
@@ -100,8 +153,7 @@ def compare_rows(
 
     Args:
         naturals: of these rows, from `read_rows`, with the same weights.
-        prior: the prior's natural parameters, relative to `centre`, if the log prior is to be compared too; its residual
-            comes first, (N, 1 + groups).
+        prior: if given, the residual of the log prior comes first, (N, 1 + groups).
     """
 
     def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> Residual:

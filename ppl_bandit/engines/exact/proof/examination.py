@@ -1,5 +1,6 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from ppl_bandit.engines.exact.certificate.certificate import (
     residual_of,
     worst_of,
 )
+from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS, Absorb, chunk_absorber
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import REAL, Layout, SiteBlock
@@ -37,8 +39,7 @@ from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.trial_certificates import (
     MAX_SINGLE_ROWS,
-    NUM_AROUND_CENTRE,
-    NUM_IN_POSTERIOR,
+    TrialCertificates,
     certify_trial_rows,
     rows_per_sum,
     trial_rows,
@@ -54,7 +55,9 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Examination", "examine", "first_fault", "measure", "read_prior"]
+__all__ = ["Examination", "arrange", "certify_prior", "examine", "first_fault", "measure", "prove", "read_prior"]
+
+_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of the prior's certificate
 
 
 class Examination(NamedTuple):
@@ -62,36 +65,58 @@ class Examination(NamedTuple):
 
     Attributes:
         prior, prior_residual: the prior's parameters, and how far it is from affine.
-        rows: trial rows, with their residuals, and whether the program can produce them.
-        naturals: natural parameters of the rows on arm 0.
+        rows: trial rows, and their certificates.
     """
 
     prior: Posterior
     prior_residual: Residual
     rows: Interaction
-    residuals: Residual
-    is_possible: Array
-    naturals: Natural
+    trial: TrialCertificates
 
 
-def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, Posterior, Evidence]:
-    """Return the layout of a program's latents, its prior, and the evidence that it is conjugate.
+def arrange(model: RewardModel, *, around_cores: bool = False) -> Layout:
+    """Return the layout of a program's latents: their families, and the blocks of the real ones.
 
     Args:
         around_cores: whether to look for leaves and cores in Gaussian blocks (`gaussian_blocks`).
 
     Raises:
-        NotConjugate: with the operation or the residual that stopped the proof.
+        NotConjugate: if a latent belongs to no family.
     """
     try:
-        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)), around_cores=around_cores)
+        return split_gaussian_blocks(model, find_scales(model, read_supports(model)), around_cores=around_cores)
     except NotConjugate:
         raise
     except Exception as error:  # jax raises many types for an operation without a second derivative
         raise _failure(model, error) from error
-    _prove_for_all_data(model, layout)
+
+
+def prove(model: RewardModel) -> Layout:
+    """Return the layout of a program that cannot deviate from conjugate forms between the points of a certificate.
+
+    Raises:
+        NotConjugate: with the operation that stopped the proof.
+    """
+    layout = arrange(model)
+    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
+    for is_prior in (True, False):
+        gap = not_conjugate(model, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior)
+        if gap is not None:
+            raise proof_refusal(model, gap.reason, gap.remedy, in_program=gap.in_program, is_prior=is_prior)
+    return layout
+
+
+def examine(model: RewardModel, layout: Layout, absorb_chunk: Absorb | None = None) -> tuple[Posterior, Evidence]:
+    """Return the prior of a program that is proved conjugate, and the evidence of prior and trial rows.
+
+    Args:
+        absorb_chunk: from `chunk_absorber`; updates that call it too need not trace it again.
+
+    Raises:
+        NotConjugate: with the residual that failed.
+    """
     try:
-        found = run_once(lambda: measure(model, layout))
+        found = run_once(lambda: measure(model, layout, absorb_chunk or chunk_absorber(model, layout)))
     except Exception as error:
         raise _failure(model, error) from error
     fault, is_tested = first_fault(found, model.num_arms)
@@ -104,25 +129,16 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
     if fault == "untested":
         arms = np.asarray(found.rows.arm)
         arm = min(set(range(model.num_arms)) - set(arms[is_tested].tolist()))
-        raise untested_refusal(model, arm, is_rounded=bool(np.any(found.is_possible & (arms == arm))))
+        raise untested_refusal(model, arm, is_rounded=bool(np.any(found.trial.is_possible & (arms == arm))))
     evidence = Evidence(
         found.prior_residual,
-        worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
+        worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.trial.residuals)),
         int(is_tested.sum()),
         _examples(model, found, is_tested),
-        NUM_AROUND_CENTRE + NUM_IN_POSTERIOR,
+        sum(NUM_POINTS),
         rows_per_sum(found.rows.arm.size),
     )
-    return layout, found.prior, evidence
-
-
-def _prove_for_all_data(model: RewardModel, layout: Layout) -> None:
-    """Refuse densities that could deviate from their form between the points of a certificate."""
-    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
-    for is_prior in (True, False):
-        gap = not_conjugate(model, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior)
-        if gap is not None:
-            raise proof_refusal(model, gap.reason, gap.remedy, in_program=gap.in_program, is_prior=is_prior)
+    return found.prior, evidence
 
 
 def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
@@ -131,8 +147,8 @@ def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     The reasons: "prior", "improper", "likelihood", "untested".
     """
     # Rows whose rounding is too large are no evidence; rows that deviate are.
-    deviates = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
-    is_tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
+    deviates = found.trial.is_possible & ~(found.trial.residuals.nats <= found.trial.residuals.tolerance)
+    is_tested = np.asarray(found.trial.is_possible) & np.asarray(is_affine(found.trial.residuals))
     faults = {
         "prior": not bool(is_affine(found.prior_residual)),
         "improper": bool(_improper_kinds(found.prior)),
@@ -142,14 +158,13 @@ def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     return next((fault for fault, is_present in faults.items() if is_present), ""), is_tested
 
 
-def measure(model: RewardModel, layout: Layout) -> Examination:
+def measure(model: RewardModel, layout: Layout, absorb_chunk: Absorb) -> Examination:
     """Derive and certify the prior and the likelihood of trial rows, in one traced function."""
     prior, prior_residual = read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     per_arm = int(np.clip(MAX_SINGLE_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
-    found, naturals = certify_trial_rows(model, layout, prior, rows, is_feasible)
-    return Examination(prior, prior_residual, rows, found.residuals, is_feasible & found.is_possible, naturals)
+    return Examination(prior, prior_residual, rows, certify_trial_rows(model, absorb_chunk, prior, rows, is_feasible))
 
 
 def _failure(model: RewardModel, error: Exception) -> NotConjugate:
@@ -183,18 +198,27 @@ def read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]
     _, readings = jax.lax.scan(improve, generic_point(layout), None, length=2)
     centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
     prior = posterior_of(layout, natural, centre)
-    natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
-    regions = regions_for(layout, prior, prior, NUM_AROUND_CENTRE + 4 * len(layout.sites), NUM_IN_POSTERIOR)
-    centre = coordinates_at(layout, prior)
-    residual = residual_of(
-        layout,
-        lambda point: log_prior(point)[None],
-        natural,
-        centre,
-        regions,
-        num_roundings=inverse_roundings(layout, natural.quadratic[0]),
+    num_points = _NUM_AROUND_CENTRE + 4 * len(layout.sites), _NUM_IN_POSTERIOR
+    natural, centre = natural_of(layout, prior), coordinates_at(layout, prior)
+    return prior, certify_prior(layout, log_prior, natural, prior, num_points, centre)
+
+
+def certify_prior(
+    layout: Layout,
+    log_prior: Callable[[Coordinates], Array],
+    natural: Natural,
+    prior: Posterior,
+    num_points: tuple[int, int],
+    centre: Coordinates,
+) -> Residual:
+    """Return how far a log prior is from affine with natural parameters that are relative to `centre`."""
+    regions = regions_for(layout, prior, prior, *num_points, centre=centre)
+    num_roundings = inverse_roundings(layout, natural.quadratic)
+    natural = jax.tree.map(lambda leaf: leaf[None], natural)
+    found = residual_of(
+        layout, lambda point: log_prior(point)[None], natural, centre, regions, num_roundings=num_roundings
     )
-    return prior, worst_of(residual)
+    return worst_of(found)
 
 
 def _improper_kinds(prior: Posterior) -> list[str]:
@@ -233,7 +257,7 @@ def _density_refusal(model: RewardModel, layout: Layout, found: Examination, *, 
         centre = coordinates_at(layout, prior)
         natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
         natural = jax.tree.map(lambda leaf: leaf[None], natural)
-        regions = regions_for(layout, prior, prior, 4 * NUM_AROUND_CENTRE, NUM_IN_POSTERIOR)
+        regions = regions_for(layout, prior, prior, 4 * _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
 
         def is_affine_in(site: SiteBlock) -> Array:
             own = [_move_site_alone(layout, region, site) for region in regions]
@@ -250,10 +274,10 @@ def _worst_residual(found: Examination, *, is_prior: bool) -> tuple[Residual, An
     """Return the residual that fails the most, and its row of data; None for the prior."""
     if is_prior:
         return found.prior_residual, None
-    ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
-    worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
+    ratios = np.asarray(found.trial.residuals.nats) / np.asarray(found.trial.residuals.tolerance)
+    worst = int(np.argmax(np.where(found.trial.is_possible, ratios, -1.0)))
     row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
-    return jax.tree.map(lambda leaf: leaf[worst], found.residuals), row
+    return jax.tree.map(lambda leaf: leaf[worst], found.trial.residuals), row
 
 
 def _move_site_alone(layout: Layout, region: Region, site: SiteBlock) -> Region:
@@ -270,8 +294,8 @@ def _move_site_alone(layout: Layout, region: Region, site: SiteBlock) -> Region:
 
 def _examples(
     model: RewardModel, found: Examination, is_tested: np.ndarray
-) -> tuple[tuple[dict[str, float], Natural], ...]:
-    """Return the certified rows of arm 0, those with small whole rewards first."""
+) -> tuple[tuple[dict[str, float], dict[str, Array]], ...]:
+    """Return the certified rows of arm 0 and what they add to parameters, those with small whole rewards first."""
     rewards = found.rows.reward
     rows: dict[tuple[float, ...], int] = {}
     for i in np.flatnonzero(is_tested & (np.asarray(found.rows.arm) == 0)):
@@ -283,7 +307,7 @@ def _examples(
     return tuple(
         (
             dict(zip(model.outcomes, values, strict=True)),
-            jax.tree.map(lambda leaf, i=i: leaf[i // model.num_arms], found.naturals),
+            jax.tree.map(lambda leaf, i=i: leaf[i // model.num_arms], found.trial.added),
         )
         for values, i in sorted(rows.items(), key=size)
     )

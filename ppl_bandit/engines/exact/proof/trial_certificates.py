@@ -6,37 +6,25 @@ affine, so does its sum, with probability 1. If a sum fails, each of its rows is
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
-from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, total_of
+from ppl_bandit.engines.exact.certificate.certificate import Residual
+from ppl_bandit.engines.exact.certificate.chunks import Absorb, ChunkEvidence, join_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.points import NUM_VARIANTS
+from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = [
-    "MAX_SINGLE_ROWS",
-    "NUM_AROUND_CENTRE",
-    "NUM_IN_POSTERIOR",
-    "TrialCertificates",
-    "certify_trial_rows",
-    "rows_per_sum",
-    "trial_rows",
-]
+__all__ = ["MAX_SINGLE_ROWS", "TrialCertificates", "certify_trial_rows", "rows_per_sum", "trial_rows"]
 
-NUM_AROUND_CENTRE, NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
 _ROWS_PER_SUM = 16
-_MAX_ROWS_AT_ONCE = 128
 
 
 class TrialCertificates(NamedTuple):
@@ -45,10 +33,12 @@ class TrialCertificates(NamedTuple):
     Attributes:
         residuals: how far the log likelihood is from affine, at the points that are closest to failing.
         is_possible: whether the program can produce the row.
+        added: what each row on arm 0 adds to the parameters of each group.
     """
 
     residuals: Residual
     is_possible: Bool[Array, " N"]
+    added: dict[str, Float[Array, "rows E n"]]
 
 
 def trial_rows(
@@ -79,54 +69,36 @@ def rows_per_sum(num_rows: int) -> int:
 
 
 def certify_trial_rows(
-    model: RewardModel,
-    layout: Layout,
-    prior: Posterior,
-    rows: Interaction,
-    is_feasible: Bool[Array, " N"],
-) -> tuple[TrialCertificates, Natural]:
-    """Certify rows of data on the prior; return also the natural parameters of every `num_arms`-th row.
+    model: RewardModel, absorb_chunk: Absorb, prior: Posterior, rows: Interaction, is_feasible: Bool[Array, " N"]
+) -> TrialCertificates:
+    """Certify each row of data on the prior, or sums of many rows, by the function that the updates call.
 
     Args:
+        absorb_chunk: from `chunk_absorber`.
         rows: of all arms in turn.
         is_feasible: rows that count.
     """
-    centre, num_rows = coordinates_at(layout, prior), rows.arm.shape[0]
-
-    def certify(
-        rows: Interaction, stretch: Array, weights: Float[Array, " n"] | None = None
-    ) -> tuple[TrialCertificates, Natural]:
-        """Certify one row or, given weights, a sum of rows."""
-        readings = read_rows(model, layout, centre, rows, weights=weights)
-        total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
-        after = absorb(layout, prior, total, rows.arm.shape[0])
-        regions = regions_for(layout, prior, after, NUM_AROUND_CENTRE, NUM_IN_POSTERIOR, stretch)
-        found = compare_rows(model, layout, readings.naturals, centre, regions, rows, weights=weights)
-        residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
-        return TrialCertificates(residual, readings.is_possible[0]), total
-
-    def certify_each(rows: Interaction, stretch: Float[Array, " n"]) -> tuple[TrialCertificates, Natural]:
-        return jax.vmap(lambda row, own: certify(jax.tree.map(lambda leaf: leaf[None], row), own))(rows, stretch)
-
-    def certify_sum(rows: Interaction, stretch: Float[Array, " n"], weights: Float[Array, " n"]) -> TrialCertificates:
-        def each() -> TrialCertificates:
-            return certify_each(rows._replace(mask=None), stretch)[0]
-
-        whole, _ = certify(rows, stretch[0], weights)
-        is_fine = whole.is_possible & is_affine(whole.residuals)
-        repeated = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, stretch.shape), whole)
-        return jax.lax.cond(is_fine, lambda: repeated, each)
-
-    # Every certificate has points of its own, also on the other side of the centre.
-    rng = np.random.default_rng(13)
-    stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
+    num_rows = rows.arm.shape[0]
     size = rows_per_sum(num_rows)
-    if size == 1:
-        chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _MAX_ROWS_AT_ONCE))
-        certificates, naturals = join_chunks(jax.lax.map(lambda chunk: certify_each(*chunk), chunks), num_rows)
-        return certificates, jax.tree.map(lambda leaf: leaf[:: model.num_arms], naturals)
-    weights = jnp.where(is_feasible, rng.uniform(0.5, 1.0, size=num_rows), 0.0)
-    chunks, _ = split_chunks((rows._replace(mask=is_feasible), stretch, weights), num_rows, size)
-    certificates = join_chunks(jax.lax.map(lambda chunk: certify_sum(*chunk), chunks), num_rows)
-    on_first_arm = read_rows(model, layout, centre, jax.tree.map(lambda leaf: leaf[:: model.num_arms], rows))
-    return certificates, jax.vmap(total_of)(on_first_arm.naturals)
+    # In the form in which rewards come to an update, so that this is traced once.
+    rewards = {name: jnp.asarray(value, float) for name, value in rows.reward.items()}
+    rows = rows._replace(reward=rewards if len(rewards) > 1 else rewards[model.outcomes[0]], mask=is_feasible)
+    prior = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), prior)
+
+    def certify(rows: Interaction, size: int) -> tuple[ChunkEvidence, dict[str, Array]]:
+        weights = np.random.default_rng(13).uniform(0.5, 1.0, size=rows.arm.shape[0]) ** (size > 1)
+        chunks, is_row = split_chunks((rows, weights), rows.arm.shape[0], size)
+        turn = np.arange(is_row.shape[0])
+
+        def certify_chunk(own: tuple[Any, ...]) -> tuple[ChunkEvidence, dict[str, Array]]:
+            (chunk, weights), is_row, variant = own
+            chunk = chunk._replace(mask=chunk.mask & is_row)
+            after, found = absorb_chunk(prior, prior, chunk, weights, variant, as_sum=size > 1)
+            return found, {group: new - prior.elements[group] for group, new in after.elements.items()}
+
+        return jax.lax.map(certify_chunk, (chunks, is_row, jnp.asarray((turn + turn // model.num_arms) % NUM_VARIANTS)))
+
+    found, added = certify(rows, size)
+    residuals, is_possible = join_chunks((found.residuals, found.is_possible), num_rows)
+    first_arm = jax.tree.map(lambda leaf: leaf[:: model.num_arms], rows if size > 1 else added)
+    return TrialCertificates(residuals, is_feasible & is_possible, certify(first_arm, 1)[1] if size > 1 else first_arm)
