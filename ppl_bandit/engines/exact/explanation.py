@@ -102,7 +102,7 @@ def explain_conjugate(
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
-        f"sufficient statistics at {evidence.num_points} random points each;",
+        f"sufficient statistics at {evidence.num_points} or more random points each;",
         f"    {summed}largest residual {residual_text(evidence)}; every new datum is certified likewise, before and after it "
         "is absorbed",
     ]
