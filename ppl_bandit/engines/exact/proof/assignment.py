@@ -20,6 +20,8 @@ from ppl_bandit.runtime.numpyro_adapter import class_name, element_support
 
 __all__ = ["find_scales", "kind_of_support", "read_supports", "supports_of"]
 
+_SHIFTS = (0.0, 7.0, -7.0, 14.0, -14.0, 21.0, -21.0, 28.0, -28.0, 35.0, -35.0)  # of log z: units of z from 1e-15 to 1e15
+
 
 def supports_of(model: RewardModel) -> dict[str, Any]:
     """Return the support of every latent site, with its bounds; None for a support that depends on another latent."""
@@ -90,8 +92,9 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
     """Find the power of each positive element that is Gamma under the prior, and the reals whose precision it scales.
 
     With s = log z, the log prior of a Gamma power is c s + d exp(power s) for any real elements that it scales, so the ratio
-    of its third to its second derivative is the power. Scaling all u by different factors then multiplies the prior precision
-    of each real element by the factor of the u that scales it, if one does.
+    of its third to its second derivative is the power. It is taken where d exp(power s) is near 1, whatever the unit of z: where
+    that is 1e-12, the rounding of c s bends the ratio. Scaling all u by different factors then multiplies the prior precision of
+    each real element by the factor of the u that scales it, if one does.
 
     Raises:
         NotConjugate: if a positive latent is not Gamma in any power, or a precision is not proportional to one u.
@@ -116,7 +119,12 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
         def second_derivative(s: Array) -> Array:
             return jax.jvp(jax.grad(log_prior), (s, start.real), (ones, jnp.zeros(num_real)))[1]
 
-        second, third = jax.jvp(second_derivative, (log_z,), (ones,))
+        shifts = jnp.asarray(_SHIFTS)[:, None] * ones
+        second, third = jax.vmap(lambda s: jax.jvp(second_derivative, (s,), (ones,)))(log_z + shifts)
+        distance = jnp.abs(jnp.log(jnp.abs(second)))
+        best = jnp.argmin(jnp.where(jnp.isfinite(distance), distance, jnp.inf), axis=0)[None]
+        second, third, shift = (jnp.take_along_axis(leaf, best, axis=0)[0] for leaf in (second, third, shifts))
+        log_z = log_z + shift
         power = _round_to_twelfths(third / second)
 
         def curvature(s: Array) -> Array:
