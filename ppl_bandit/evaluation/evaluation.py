@@ -24,6 +24,7 @@ __all__ = ["Evaluation", "evaluate_decisions", "resolve_arguments"]
 MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
 MIN_EFFECTIVE_EVENTS = 20.0  # normal intervals cover .93 or more from here on: tests/evaluation/test_rare_rewards.py
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
+_LARGEST_REWARD = 1e100  # in size; sums of the squares of larger ones overflow, those of the reciprocals underflow
 _LARGEST_SHARE_UNSAID = 0.01  # of decisions that are left out, before the verdict says so
 _BLUE, _GREY = "#0072B2", "#999999"
 
@@ -171,6 +172,7 @@ def evaluate_decisions(
     """
     components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
     _check_propensities(log)
+    _check_unit(log.reward)
     is_known = np.ones(log.arm.size, bool)
     if means is None:
         means = estimators.running_means(log.arm, log.reward, len(log.names))
@@ -272,6 +274,15 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
     if outside.size:
         raise ValueError(f"bounds are {bounds}, but row {outside[0]} has the reward {log.reward[outside[0]]:g}")
     return float(low), float(high)
+
+
+def _check_unit(reward: np.ndarray) -> None:
+    largest = float(np.abs(reward).max(initial=0.0))
+    if largest > _LARGEST_REWARD or 0.0 < largest < 1.0 / _LARGEST_REWARD:
+        raise ValueError(
+            f"log: the largest reward is {largest:g} in size, and its square is no number that a computer tells from "
+            f"{'infinity' if largest > 1.0 else '0'}: give rewards in another unit, as rewards / {largest:.0e}"
+        )
 
 
 def _check_propensities(log: LoggedDecisions) -> None:

@@ -151,3 +151,11 @@ def test_true_propensities_raise_no_doubts():
     for own in shares:
         arm = (rng.random((400, 1)) > own.cumsum(axis=1)).sum(axis=1)
         assert not propensity_doubts(own[np.arange(400), arm], arm, 4)
+
+
+@pytest.mark.parametrize("unit", [1e300, 1e-300])
+def test_rewards_whose_squares_are_no_numbers_are_refused_with_a_unit(unit):
+    rng = np.random.default_rng(0)
+    log = pandas.DataFrame({"arm": rng.integers(2, size=400), "reward": unit * rng.normal(size=400), "propensity": 0.5})
+    with pytest.raises(ValueError, match="give rewards in another unit"):
+        evaluate(log, 0)
