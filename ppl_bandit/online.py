@@ -18,13 +18,12 @@ import numpyro
 from numpyro.primitives import Messenger
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
 from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.inputs.checks import as_interaction, check_contexts, check_engine, check_rewards
+from ppl_bandit.inputs.checks import check_contexts, check_engine, check_rewards
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.posterior.fallback import learn
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import Learner, Rows, draw, start
+from ppl_bandit.posterior.learning import Learner, Rows, draw, evidence_of, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import KEYWORDS, takes
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -191,24 +190,7 @@ class Online:
 
     def _evidence(self) -> tuple[float, float]:
         task, prior = self._start(None)
-        learner = self._learner or prior
-        engine, state = learner.engine, jax.device_get(learner.state)
-        if not self.num_rows:
-            return 0.0, 0.0
-        if hasattr(state, "log_evidence"):
-            return float(state.log_evidence), float(state.log_evidence_error)
-        if not engine.explanation.is_exact or engine.settings.get("discount", 1.0) < 1.0:
-            raise ValueError(
-                f"the {engine.explanation.engine} engine{' with a discount' if engine.explanation.is_exact else ''} does not "
-                "estimate the log evidence: leave engine out, or use engines.reweight"
-            )
-        arms, values, contexts = self._history.rows()
-        rows = as_interaction(task.model, arms, values, contexts)
-        draws = draw(learner, _NUM_POINTS)
-        points = [{name: value[i] for name, value in draws.items()} for i in range(_NUM_POINTS)]
-        with jax.enable_x64(True):
-            found = exact_log_evidence(task.model, engine, prior.state, state, jax.tree.map(jnp.asarray, rows), points)
-        return float(np.median(found)), 0.0
+        return evidence_of(self._learner or prior) if self.num_rows else (0.0, 0.0)
 
     def _start(self, data: Mapping[str, Any] | None) -> tuple[Task, Learner]:
         """Return the task and the prior; they are built with the first data, of which one row is the example."""

@@ -224,6 +224,8 @@ class Capabilities(NamedTuple):
             of a few kinds of rows. Weights may be any numbers.
         record_readings: state -> None. After it, tracing `quick_update` and then `update` of one row does not run the NumPyro
             program for `update`. The live bandit then traces that in a background thread.
+        log_evidence: state -> (log p(rows learnt), its standard error, 0 if it is exact). With a discount it is the sum of the
+            log predictive densities of the batches; it runs outside of jit.
     """
 
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
@@ -234,6 +236,7 @@ class Capabilities(NamedTuple):
     advance: Callable[[Key, State, Any], State] | None = None
     tabulate_rows: Callable[[Interaction], Callable[[State, Any, Any], State] | None] | None = None
     record_readings: Callable[[State], None] | None = None
+    log_evidence: Callable[[State], tuple[float, float]] | None = None
 
 
 class Engine(NamedTuple):

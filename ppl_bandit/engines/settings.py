@@ -1,8 +1,10 @@
-"""Checks of the settings that engines share."""
+"""What engines share: checks of their settings, and the reading of the log evidence from a state."""
+
+from typing import Any
 
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["check_settings", "refuse_moving"]
+__all__ = ["check_settings", "refuse_moving", "stored_evidence"]
 
 
 def check_settings(discount: float, **counts: int) -> None:
@@ -34,3 +36,8 @@ def refuse_moving(model: RewardModel, what: str) -> None:
             f"{what} is for latents that do not move, and this program samples {', '.join(model.moving_sites)} from "
             "`previous`: use engines.choose, engines.kalman or engines.particle_filter"
         )
+
+
+def stored_evidence(state: Any) -> tuple[float, float]:
+    """Return the log evidence that a state holds, and its standard error."""
+    return float(state.log_evidence), float(state.log_evidence_error)

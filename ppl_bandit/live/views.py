@@ -41,7 +41,7 @@ from ppl_bandit.live.show.rendering import bandit_html, explanation_text
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
 from ppl_bandit.live.show.tables import history_table, pending_table
 from ppl_bandit.live.slates import place_propensities
-from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
+from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
@@ -218,6 +218,22 @@ class ReadableBandit:
         with jax.enable_x64(True):
             return jax.device_get(learner.engine.capabilities.parameters(learner.state))
 
+    @property
+    def log_evidence(self) -> float:
+        """The log density of the rewards learnt under the program, log p(rewards): its score against another program's.
+
+        With a discount it is the sum of the log predictive densities of the batches that were learnt.
+
+        Raises:
+            ValueError: if the engine does not estimate it.
+        """
+        return evidence_of(self._catch_up().learner)[0]
+
+    @property
+    def log_evidence_error(self) -> float:
+        """The standard error of `log_evidence`; 0 where it is exact."""
+        return evidence_of(self._catch_up().learner)[1]
+
     def expected_rewards(self, context: Any = None, num_samples: int | None = None) -> np.ndarray:
         """Return posterior draws of each arm's expected reward, (M, A)."""
         learner = self._catch_up().learner
@@ -249,11 +265,8 @@ class ReadableBandit:
         """
         check_flag(details, "details")
         learner = self._catch_up().learner
-        evidence = None
-        with jax.enable_x64(True):  # `log_evidence` may be a computed property
-            state = learner.state
-            if hasattr(state, "log_evidence"):
-                evidence = float(state.log_evidence), float(state.log_evidence_error)
+        is_estimated = learner.engine.capabilities.log_evidence is not None and not learner.engine.explanation.is_exact
+        evidence = evidence_of(learner) if is_estimated else None
         note = late_note(self.model, self._task.late)
         return explanation_text(
             self.explanation, self._overview(), self._selector, evidence, learner.doubts, note, details

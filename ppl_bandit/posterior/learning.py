@@ -25,6 +25,7 @@ __all__ = [
     "batch_sizes",
     "draw",
     "draw_expected_rewards",
+    "evidence_of",
     "fold",
     "pad_rows",
     "prepare_batches",
@@ -185,6 +186,22 @@ def draw_expected_rewards(learner: Learner, context: Any, num_samples: int) -> n
     """Return posterior draws of each arm's expected reward, (M, A)."""
     with jax.enable_x64(True):
         return np.asarray(learner.run.expected_rewards(learner.seed, learner.stored, context, num_samples))
+
+
+def evidence_of(learner: Learner) -> tuple[float, float]:
+    """Return the log density of the rewards learnt, log p(rewards), and its standard error, 0 if it is exact.
+
+    Raises:
+        ValueError: if the engine does not estimate it.
+    """
+    find = learner.engine.capabilities.log_evidence
+    if find is None:
+        raise ValueError(
+            f"the {learner.engine.explanation.engine} engine does not estimate the log evidence: leave engine out, or use "
+            "engines.reweight"
+        )
+    with jax.enable_x64(True):
+        return find(jax.device_get(learner.state))
 
 
 def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:

@@ -10,8 +10,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library
-from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
-from ppl_bandit.comparison.measurement.engine_runs import compile_engine
+from ppl_bandit.comparison.measurement.engine_runs import CompiledEngine, EngineFactory, compile_engine
 from ppl_bandit.comparison.measurement.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.output.tables import ranking_text
 from ppl_bandit.display.terminal import printable
@@ -20,7 +19,7 @@ from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.simulation.scores import standard_error
-from ppl_bandit.types import Interaction, NotConjugate
+from ppl_bandit.types import Interaction
 
 __all__ = ["rank_models"]
 
@@ -36,10 +35,9 @@ def rank_models(
 ) -> Ranking:
     """Rank programs by how well they predict the same rows.
 
-    The log evidence is exact for a conjugate program, and otherwise the mean of independent runs of `reweight`. For a program
-    whose latents move it comes from `kalman`, where it is exact, or from runs of `collapsed_kalman` or `particle_filter`. It
-    depends on the prior: it predicts each row from the rows before it. LOO predicts each row from all others; it is not
-    computed if latents of a program move, because the rows of such a program have an order.
+    The log evidence is that of the engine that `engines.choose` picks: exact for `conjugate` and `kalman`, and otherwise the
+    mean of independent runs. It depends on the prior: it predicts each row from the rows before it. LOO predicts each row
+    from all others; it is not computed if latents of a program move, because the rows of such a program have an order.
 
     Args:
         models: two programs or more, by name.
@@ -109,41 +107,50 @@ def _evidence(
     model: RewardModel, data: Interaction, num_samples: int, num_runs: int, seed: int
 ) -> tuple[float, float, str, dict[str, np.ndarray], str]:
     """Return log evidence, standard error and way, the posterior draws of all runs, and the engine's explanation."""
-    keys = jr.split(jr.key(seed), num_runs)
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
-    per_run = -(-num_samples // num_runs)
-    moves = bool(model.moving_sites)
-    first, other = (library.choose, library.particle_filter) if moves else (library.conjugate, library.reweight)
-    try:
-        runner = compile_engine(first, model, rows, per_run)
-    except NotConjugate:
-        runner = compile_engine(other, model, rows, per_run)
-    if runner.engine.explanation.is_exact:
-        prior = runner.start(keys[0])
-        posterior, info = runner.learn(keys[0], prior, rows)
-        if bool(info.is_trusted):
-            drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
-            if moves:  # the product of the predictive densities of the filter
-                value = float(posterior.log_evidence)
-            else:
-                points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
-                value = float(np.median(exact_log_evidence(model, runner.engine, prior, posterior, rows, points)))
-            return value, 0.0, "exact", _concatenate(drawn), str(runner.engine.explanation)
-        runner = compile_engine(other, model, rows, per_run)
-    drawn, values, errors = [], [], []
-    for key in keys:
-        key_start, key_learn, key_draw = jr.split(key, 3)
-        state, info = runner.learn(key_learn, runner.start(key_start), rows)
-        drawn.append(jax.device_get(runner.draw(key_draw, state)))
-        measured = info if hasattr(info, "log_evidence") else state
-        values.append(float(measured.log_evidence))
-        errors.append(float(measured.log_evidence_error))
+    drawn, values, errors, runner = _runs_of(library.choose, model, rows, num_samples, num_runs, seed)
+    if not values:  # a row that the closed form does not cover
+        other = library.particle_filter if model.moving_sites else library.reweight
+        drawn, values, errors, runner = _runs_of(other, model, rows, num_samples, num_runs, seed)
+    explanation = runner.engine.explanation
+    if explanation.is_exact:
+        return values[0], 0.0, "exact", _concatenate(drawn), str(explanation)
     # The estimate of the evidence is unbiased, its log is not. Take the larger of two errors: a few runs can agree by chance,
     # and the engine's error assumes independent draws.
     value = float(np.logaddexp.reduce(values) - np.log(num_runs))
     error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(num_runs)
-    explanation = runner.engine.explanation
     return value, error, explanation.engine, _concatenate(drawn), str(explanation)
+
+
+def _runs_of(
+    factory: EngineFactory,
+    model: RewardModel,
+    rows: Interaction,
+    num_samples: int,
+    num_runs: int,
+    seed: int,
+) -> tuple[list[dict[str, np.ndarray]], list[float], list[float], CompiledEngine]:
+    """Return posterior draws, log evidence and standard error of independent runs, and the engine.
+
+    An exact engine learns once and draws as often. There are no runs if an engine that is proved for a program refuses a row.
+    """
+    runner = compile_engine(factory, model, rows, -(-num_samples // num_runs))
+    find, is_exact = runner.engine.capabilities.log_evidence, runner.engine.explanation.is_exact
+    assert find is not None
+    learns_any_row = runner.engine.explanation.engine in ("reweight", "particle_filter")
+    drawn, values, errors = [], list[float](), list[float]()
+    learnt: Any = None
+    for key in jr.split(jr.key(seed), num_runs):
+        key_start, key_learn, key_draw = jr.split(key, 3)
+        if learnt is None or not is_exact:
+            learnt, info = runner.learn(key_learn, runner.start(key_start), rows)
+            if not (learns_any_row or info.is_trusted or getattr(info, "may_recover", False)):
+                return [], [], [], runner
+            value, error = find(learnt)
+        drawn.append(jax.device_get(runner.draw(key_draw, learnt)))
+        values.append(value)
+        errors.append(error)
+    return drawn, values, errors, runner
 
 
 def _concatenate(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

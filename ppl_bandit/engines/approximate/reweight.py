@@ -60,7 +60,7 @@ from ppl_bandit.engines.row_buffer import (
     rows_that_fit,
     take_rows,
 )
-from ppl_bandit.engines.settings import check_settings, refuse_moving
+from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
@@ -359,7 +359,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         record_readings(space, blocks, state.buffer, state.reference)
 
     settings: dict[str, Any] = {"num_particles": num_particles, "capacity": capacity, "discount": discount}
-    capabilities = Capabilities(reserve=reserve, quick_update=quick_update, record_readings=record)
+    capabilities = Capabilities(
+        reserve=reserve, quick_update=quick_update, record_readings=record, log_evidence=stored_evidence
+    )
     explanation = _explain(model, num_particles, discount, space.size, blocks.coordinates.shape)
     return Engine(init, update, sample, explanation, settings, capabilities)
 

@@ -40,7 +40,7 @@ from ppl_bandit.engines.particles.tempering import (
 )
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
 from ppl_bandit.engines.row_buffer import ROOM_CHECK, reserve, row_mask, rows_that_fit
-from ppl_bandit.engines.settings import check_settings, refuse_moving
+from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -180,6 +180,7 @@ def collapsed(
         capabilities=Capabilities(
             reserve=reserve if summary is None else None,
             marginals=mixture_of(model, split.layout, example, component_laws),
+            log_evidence=stored_evidence,
         ),
     )
 

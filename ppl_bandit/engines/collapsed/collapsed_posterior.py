@@ -15,15 +15,9 @@ from ppl_bandit.engines.collapsed.covariance_roots import (
 from ppl_bandit.engines.collapsed.data_summaries import DataSummary, prior_statistics
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
-from ppl_bandit.engines.collapsed.statistics import (
-    Statistics,
-    add_statistics,
-    log_normalizer,
-    precision_of,
-    zero_statistics,
-)
+from ppl_bandit.engines.collapsed.statistics import log_normalizer, no_rows, precision_of
 from ppl_bandit.engines.exact.families.gaussian import padding
-from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, posterior_of
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, Posterior, posterior_of
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
 from ppl_bandit.numerics.arrow_matrices import as_arrow, as_matrix, solve_and_step
@@ -50,12 +44,12 @@ class StatisticsAtOuterValues(NamedTuple):
     """Statistics of the prior, and of what rows need, at C outer values; C is the last axis of every array.
 
     Attributes:
-        prior: natural parameters and constant of the prior of the inner sites.
+        prior: natural parameters of the prior of the inner sites.
         at: what the statistics of rows depend on; see `DataSummary`.
         log_jacobian: of the map to the outer sites.
     """
 
-    prior: Statistics
+    prior: Natural
     at: Any
     log_jacobian: Float[Array, " C"]
 
@@ -121,10 +115,10 @@ class CollapsedPosterior(NamedTuple):
 
         return jax.vmap(one, out_axes=-1)(positions)
 
-    def total(self, outer: StatisticsAtOuterValues, data: Any) -> Statistics:
+    def total(self, outer: StatisticsAtOuterValues, data: Any) -> Natural:
         """Return the statistics of prior and data together, (..., C)."""
         if self.summary is None:
-            return add_statistics(outer.prior, data)
+            return jax.tree.map(jnp.add, outer.prior, data)
         return self.summary.total(outer.prior, data, outer.at)
 
     def log_targets(
@@ -132,8 +126,8 @@ class CollapsedPosterior(NamedTuple):
     ) -> Float[Array, " C"]:
         """Return the log marginal density at outer values."""
         total = self.total(outer, data)
-        gaussian = None if roots is None else gaussian_integral(roots, total.natural.linear)
-        return log_normalizer(self.split.layout, total.natural, gaussian) + total.constant + outer.log_jacobian
+        gaussian = None if roots is None else gaussian_integral(roots, total.linear)
+        return log_normalizer(self.split.layout, total, gaussian) + total.constant + outer.log_jacobian
 
     def cached(
         self, outer: StatisticsAtOuterValues, data: Any
@@ -143,8 +137,7 @@ class CollapsedPosterior(NamedTuple):
         is_dense = layout.members.size and not layout.leaves[0]
         if not (is_dense and self.split.has_shared_statistics and self.discount == 1.0):
             return outer, None
-        natural = self.total(outer, data).natural
-        prior = outer.prior._replace(natural=outer.prior.natural._replace(quadratic=None))
+        natural, prior = self.total(outer, data), outer.prior._replace(quadratic=None)
         return outer._replace(prior=prior), factorize(precision_of(layout, natural), natural.linear)
 
 
@@ -155,7 +148,7 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     prior = model.sample_prior(key, num_particles)
     particles = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
     if posterior.summary is None:
-        nothing = zero_statistics(split.layout, centre)
+        nothing = no_rows(split.layout, centre)
         data = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
     else:
         data = posterior.summary.empty(centre)
@@ -224,7 +217,7 @@ def laws_of(
     outer = at_index(state.outer_statistics) if is_cached else posterior.statistics_at(state.centre, positions)
     # Rows that are read again have a sum for each particle, others one for all.
     data = at_index(state.data_statistics) if posterior.summary is None else state.data_statistics
-    natural, shift = posterior.total(outer, data).natural, None
+    natural, shift = posterior.total(outer, data), None
     steps = jnp.zeros((0, len(index), *layout.members.shape), natural.linear.dtype) if noise is None else noise
     if state.roots is not None:
         roots = jax.tree.map(lambda leaf: leaf[index], state.roots)

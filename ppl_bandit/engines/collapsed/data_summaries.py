@@ -18,8 +18,9 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.engines.collapsed.inspection import Split, masked_trial_rows
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.collapsed.statistics import Statistics, recentre_statistics, statistics_of, zero_statistics
-from ppl_bandit.engines.exact.families.posterior import Coordinates, latents_at
+from ppl_bandit.engines.collapsed.statistics import no_rows
+from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at, relative_to
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
@@ -62,52 +63,50 @@ class DataSummary(NamedTuple):
     empty: Callable[[Coordinates], Any]
     summarize: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
     at: Callable[[Coordinates, Mapping[str, Array]], Any]
-    total: Callable[[Statistics, Any, Any], Statistics]
+    total: Callable[[Natural, Any, Any], Natural]
     constant_magnitude: Callable[[Any, Any], Float[Array, " C"]]
     common_constant: Callable[[Any], Float[Array, ""]]
     recentre: Callable[[Any, Coordinates, Coordinates], Any] | None
 
 
-def prior_statistics(model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array]) -> Statistics:
+def prior_statistics(model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array]) -> Natural:
     """Return the statistics of the prior of all sites at outer values."""
     view = given(model, values)
-    return statistics_of(split.layout, lambda point: view.log_prior(latents_at(split.layout, point)), centre)
+    return derive(split.layout, lambda point: view.log_prior(latents_at(split.layout, point)), centre, as_arrow=True)
 
 
 def row_statistics(
     model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array], data: WeightedRows
-) -> Statistics:
+) -> Natural:
     """Return the sum of the statistics of weighted rows at outer values."""
     view = given(model, values)
 
     def log_likelihood(point: Coordinates) -> Float[Array, ""]:
         return data.weights @ view.log_likelihood(latents_at(split.layout, point), data.rows)
 
-    return statistics_of(split.layout, log_likelihood, centre)
+    return derive(split.layout, log_likelihood, centre, as_arrow=True)
 
 
 def shared_summary(model: RewardModel, split: Split) -> DataSummary:
     """Return the summary of a program whose likelihood does not depend on outer sites."""
 
-    def summarize(centre: Coordinates, values: Mapping[str, Array], data: WeightedRows) -> tuple[Statistics, Array]:
+    def summarize(centre: Coordinates, values: Mapping[str, Array], data: WeightedRows) -> tuple[Natural, Array]:
         return row_statistics(model, split, centre, values, data), jnp.zeros(data.weights.shape, centre.real.dtype)
 
-    def total(prior: Statistics, summary: Statistics, at: Any) -> Statistics:
-        own, shared = prior.natural, summary.natural
-        if own.quadratic is None:
-            shared = shared._replace(quadratic=None)
+    def total(prior: Natural, summary: Natural, at: Any) -> Natural:
+        shared = summary if prior.quadratic is not None else summary._replace(quadratic=None)
         # The common constant is left out of the targets, where it would only cost digits.
-        return Statistics(jax.tree.map(lambda own, shared: own + shared[..., None], own, shared), prior.constant)
+        return jax.tree.map(lambda own, all_: own + all_[..., None], prior, shared)._replace(constant=prior.constant)
 
     return DataSummary(
         "one sum of statistics, shared by all particles",
-        lambda centre: zero_statistics(split.layout, centre),
+        lambda centre: no_rows(split.layout, centre),
         summarize,
         lambda centre, values: (),
         total,
         lambda summary, at: jnp.zeros_like(summary.constant)[None],
         lambda summary: summary.constant,
-        lambda summary, old, new: recentre_statistics(split.layout, summary, old, new),
+        lambda summary, old, new: relative_to(split.layout, summary, old, new),
     )
 
 
@@ -119,7 +118,7 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
     """
     values, num_outcomes = split.values, len(model.outcomes)
     num_values = len(next(iter(values.values())))
-    forms = jax.eval_shape(lambda: zero_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre)))
+    forms = jax.eval_shape(lambda: no_rows(split.layout, jax.tree.map(jnp.asarray, split.centre)))
     num_statistics = sum(form.size for form in jax.tree.leaves(forms))
     most = _MAX_ENTRIES // (num_values * model.num_arms * num_statistics)
     if most < _MIN_ROWS_PER_ARM:
@@ -185,7 +184,7 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
     def at(centre: Coordinates, own: Mapping[str, Array]) -> Array:
         return _statistics_of_each(model, split, centre, own, cast(anchors, centre.real.dtype))[entry_y, entry_j]
 
-    def total(prior: Statistics, summary: Array, at: Array) -> Statistics:
+    def total(prior: Natural, summary: Array, at: Array) -> Natural:
         factors = jnp.einsum("ep,pe->e", jnp.asarray(entry_weights, summary.dtype), summary[:, entry_j])
         terms = factors[:, None] * at
         leaves, treedef = jax.tree.flatten(prior)

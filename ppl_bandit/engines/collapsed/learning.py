@@ -17,15 +17,11 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
 from ppl_bandit.engines.collapsed.covariance_roots import CovarianceRoots, add_rows
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, row_statistics
 from ppl_bandit.engines.collapsed.inspection import certificate_excess
-from ppl_bandit.engines.collapsed.statistics import (
-    Statistics,
-    changes_one_element,
-    has_only_elements,
-    one_element_change,
-)
+from ppl_bandit.engines.collapsed.statistics import changes_one_element, has_only_elements, one_element_change
 from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
+    Natural,
     Posterior,
     coordinates_at,
     posterior_of,
@@ -143,22 +139,21 @@ def add_to_sums(
         """Return the means of the inner sites at the mean of the particles."""
         layout, (centre, kept, positions) = posterior.split.layout, data
         total = posterior.total(posterior.statistics_at(centre, jnp.mean(positions, axis=0)[None]), kept)
-        natural = jax.tree.map(lambda leaf: leaf[..., 0], total.natural)
+        natural = jax.tree.map(lambda leaf: leaf[..., 0], total)
         return where_finite(coordinates_at(layout, posterior_of(layout, natural, centre)), centre)
 
     outer_statistics = statistics_at_particles(posterior, state)
     before = _log_mean_before(posterior, state, outer_statistics, discounted)
     common = summary.common_constant(kept) - summary.common_constant(discounted)
-    roots = None if state.roots is None else add_rows(state.roots, fresh.natural)
+    roots = None if state.roots is None else add_rows(state.roots, fresh)
     if _can_accumulate(posterior, centre.real.dtype):
-        fresh_natural, layout = fresh.natural, posterior.split.layout
-        own = posterior.total(outer_statistics, discounted).natural
-        gained = jax.vmap(lambda each: one_element_change(layout, each, fresh_natural), in_axes=-1)(own)
+        layout, own = posterior.split.layout, posterior.total(outer_statistics, discounted)
+        gained = jax.vmap(lambda each: one_element_change(layout, each, fresh), in_axes=-1)(own)
         log_targets = compute_where_needed(
             lambda data: posterior.log_targets(*data),
             (outer_statistics, kept),
             state.log_targets + state.log_weights + gained,
-            ~changes_one_element(fresh_natural),
+            ~changes_one_element(fresh),
         )
     else:
         log_targets = posterior.log_targets(outer_statistics, kept, roots)
@@ -205,7 +200,7 @@ def add_to_buffer(
         flat = jax.lax.map(lambda x: ravel_pytree(function(x))[0], positions, batch_size=batch)
         return jax.vmap(unravel, out_axes=-1)(flat)
 
-    def statistics_at(position: Array, rows: WeightedRows) -> Statistics:
+    def statistics_at(position: Array, rows: WeightedRows) -> Natural:
         return row_statistics(model, split, centre, split.space.constrain(position)[0], rows)
 
     def path(given: Any, positions: Array, fraction: Array) -> Array:

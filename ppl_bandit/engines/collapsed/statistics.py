@@ -8,94 +8,49 @@ so that theta is integrated out in closed form: log p(psi, y) = A(eta_0 + sum et
 the integral of exp <eta, T(theta)> over theta.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.gaussian import blocks_of, padding, sum_by_owner, times_blocks
+from ppl_bandit.engines.exact.families.gaussian import padding, sum_by_owner
 from ppl_bandit.engines.exact.families.layout import POSITIVE, UNIT, Layout
-from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, relative_to
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural
 from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.numerics.log_gamma import betaln
 
 __all__ = [
-    "Statistics",
-    "add_statistics",
-    "one_element_change",
     "changes_one_element",
     "has_only_elements",
     "log_normalizer",
-    "zero_statistics",
+    "no_rows",
+    "one_element_change",
     "precision_of",
-    "recentre_statistics",
-    "statistics_of",
 ]
 
 
-class Statistics(NamedTuple):
-    """A log density of the inner sites, <natural, T(theta)> + constant; real sites are relative to a centre."""
-
-    natural: Natural
-    constant: Float[Array, ""]
-
-
-def statistics_of(layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates) -> Statistics:
-    """Return the statistics of a log density that is proved affine in the sufficient statistics."""
-    natural = derive(layout, log_density, centre, as_arrow=True)
-    return Statistics(natural, log_density(centre) - _at_centre(natural, centre))
-
-
-def _at_centre(natural: Natural, centre: Coordinates) -> Array:
-    """Return <natural, T(centre)>; the terms of real sites vanish there."""
-    terms = [
-        jnp.sum(natural.elements[group] * family_of_group(group).statistics(coordinates))
-        for group, coordinates in centre.elements.items()
-    ]
-    return sum(terms, start=jnp.zeros((), centre.real.dtype))
-
-
-def zero_statistics(layout: Layout, centre: Coordinates) -> Statistics:
-    """Return the statistics of no data."""
+def no_rows(layout: Layout, centre: Coordinates) -> Natural:
+    """Return the natural parameters of no data."""
     (num_blocks, size), dtype = layout.members.shape, centre.real.dtype
     elements = {
         group: jnp.zeros(own.shape if family_of_group(group).num_event_dims else (*own.shape, 2), dtype)
         for group, own in centre.elements.items()
     }
     quadratic = arrow_matrices.as_arrow(np.zeros((num_blocks, size, size)), *layout.leaves)
-    natural = Natural(
+    return Natural(
         elements,
         jnp.zeros((num_blocks, size), dtype),
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), quadratic),
+        jnp.zeros((), dtype),
     )
-    return Statistics(natural, jnp.zeros((), dtype))
-
-
-def add_statistics(*parts: Statistics) -> Statistics:
-    """Return the statistics of a product of densities with the same centre."""
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
-
-
-def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
-    """Return the same density with its real sites relative to another centre."""
-    natural, constant = statistics
-    if layout.members.size:
-        x = blocks_of(layout, new.real - old.real)
-        gain = jnp.sum((natural.linear - 0.5 * times_blocks(natural.quadratic, x)) * x, axis=-1)
-        constant = constant + jnp.sum(gain[layout.owner < 0])
-    return Statistics(relative_to(layout, natural, old, new), constant)
 
 
 def log_normalizer(
     layout: Layout, natural: Natural, gaussian: tuple[Array, Array] | None = None
 ) -> Float[Array, "*batch"]:
-    """Return A, the log integral of exp <natural, T(theta)> over theta; it is not finite if there is no integral.
+    """Return A, the log integral of exp <natural, T(theta)> over theta, without the constant; not finite if there is none.
 
     Args:
         natural: batch axes are the last axes of every array.

@@ -9,18 +9,20 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 
 from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
 from ppl_bandit.engines.exact.explanation import explain_conjugate, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample
-from ppl_bandit.engines.exact.families.posterior import Posterior
+from ppl_bandit.engines.exact.families.posterior import Posterior, log_mass
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.update import Certificates, absorb_rows, tabulate_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]
@@ -58,6 +60,11 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         with jax.default_matmul_precision("highest"):
             return absorb_rows(layout, absorb_chunk, init(key), state, interaction)
 
+    find_mass = quick_jit(functools.partial(log_mass, layout))
+
+    def log_evidence(state: Posterior) -> tuple[float, float]:
+        return float(find_mass(state) - find_mass(init(jr.key(0)))), 0.0
+
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return site_parameters(layout, state)
 
@@ -72,5 +79,6 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             marginals=marginals_of(model, layout),
             infinite_means=infinite_means,
             tabulate_rows=functools.partial(tabulate_rows, model, layout, prior) if discount == 1.0 else None,
+            log_evidence=log_evidence,
         ),
     )

@@ -34,7 +34,7 @@ from ppl_bandit.engines.moving.two_filters import (
 from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.weights import resample
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -191,7 +191,7 @@ def collapsed_kalman(
         explain_split(model, split, num_own, window),
         settings={"num_particles": num_particles, "window": window},
         # Without a clock every decision reads the next step, which `sample` takes itself.
-        capabilities=Capabilities(advance=advance if model.has_clock else None),
+        capabilities=Capabilities(advance=advance if model.has_clock else None, log_evidence=stored_evidence),
     )
 
 

@@ -15,24 +15,23 @@ from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS
 from ppl_bandit.engines.exact.certificate.rows import certify, read_rows
 from ppl_bandit.engines.exact.explanation import family_name, program_name, residual_text, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample as draw
-from ppl_bandit.engines.exact.families.gaussian import times_blocks
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (
     Posterior,
     absorb,
     coordinates_at,
     is_resolved,
-    latents_at,
+    log_mass,
     total_of,
 )
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.update import Certificates
-from ppl_bandit.engines.moving.gaussian_rows import log_determinant
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
 from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, prove_step
+from ppl_bandit.engines.settings import stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
@@ -103,7 +102,7 @@ def kalman(model: RewardModel) -> Engine:
         is_counted = jnp.array(True) if row.mask is None else row.mask
         is_step = jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed) | ~is_counted
         is_fine = is_affine(residual) & is_held & is_step & is_counted
-        log_density = _log_predictive(model, layout, before.posterior, after, single)
+        log_density = log_mass(layout, after) - log_mass(layout, before.posterior)
         # Time passes with the rows that count: padding and refused rows change nothing.
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_fine, new, old),
@@ -147,6 +146,7 @@ def kalman(model: RewardModel) -> Engine:
             parameters=lambda state: site_parameters(layout, predicted(state).posterior),
             marginals=marginals,
             advance=lambda key, state, context: predicted(state, context),
+            log_evidence=stored_evidence,
         ),
     )
 
@@ -185,19 +185,6 @@ def absorb_row(
     found = certify(model, layout, readings, row, before, after, NUM_POINTS)
     is_held = is_resolved(layout, before, after, total, found.steps)
     return after, jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
-
-
-def _log_predictive(
-    model: RewardModel, layout: Layout, before: Posterior, after: Posterior, row: Interaction
-) -> Float[Array, ""]:
-    """Return the log density of a row given the rows before it: Bayes' theorem at the mean before it.
-
-    log p(y) = log p(y | m) + log N(m; before) - log N(m; after).
-    """
-    shift = after.mean - before.mean
-    at_mean = model.log_likelihood(latents_at(layout, coordinates_at(layout, before)), row._replace(mask=None))[0]
-    change = log_determinant(before.precision) - log_determinant(after.precision)
-    return at_mean + 0.5 * (change + jnp.sum(shift * times_blocks(after.precision, shift)))
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:

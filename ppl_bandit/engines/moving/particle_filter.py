@@ -26,7 +26,7 @@ from ppl_bandit.engines.moving.two_filters import (
 from ppl_bandit.engines.moving.window import StaticMoves, Window, static_moves
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.weights import resample
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
@@ -158,7 +158,7 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
         _explain(model, num_own, None if moves is None else window),
         settings={"num_particles": num_particles, "window": window},
         # Without a clock every decision reads the next step, and `sample` takes it for the particles that it draws alone.
-        capabilities=Capabilities(advance=advance if model.has_clock else None),
+        capabilities=Capabilities(advance=advance if model.has_clock else None, log_evidence=stored_evidence),
     )
 
 

@@ -10,10 +10,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.exact.certificate.certificate import is_affine
+from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.gaussian import reals_of
-from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, latents_at
-from ppl_bandit.engines.moving.gaussian_rows import RowForm, absorb_form, prior_law, read_row
-from ppl_bandit.engines.moving.kalman import absorb_row
+from ppl_bandit.engines.exact.families.posterior import (
+    Coordinates,
+    Natural,
+    Posterior,
+    absorb,
+    coordinates_at,
+    latents_at,
+    log_mass,
+    posterior_of,
+    relative_to,
+)
+from ppl_bandit.engines.moving import kalman
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict
 from ppl_bandit.engines.moving.outer_split import FilterSplit
 from ppl_bandit.engines.moving.random_walk import blank_rows, fit_gaussian, log_gaussian_kernel, random_walk
@@ -89,8 +99,10 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
 
     def start(at: Float[Array, " K"]) -> tuple[Posterior, Float[Array, ""]]:
         values, log_jacobian = space.constrain(at)
-        law, log_prior = prior_law(model, layout, centre(), values)
-        return law, log_prior + log_jacobian
+        view = given(model, values)
+        natural = derive(layout, lambda point: view.log_prior(latents_at(layout, point)), centre())
+        law = posterior_of(layout, natural, centre())
+        return law, log_mass(layout, law) + log_jacobian
 
     def step(at: Float[Array, " K"], elapsed: Array | None = None) -> LinearStep:
         return derive_step(model, layout, elapsed, space.constrain(at)[0])
@@ -104,15 +116,21 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
     ) -> Posterior:
         return each_particle(lambda at, own, law: predict_one(at, own, law, elapsed))(positions, steps, laws)
 
-    def form_of(at: Float[Array, " K"], row: Interaction) -> RowForm:
-        return read_row(model, layout, centre(), space.constrain(at)[0], row)
+    def form_of(at: Float[Array, " K"], row: Interaction) -> Natural:
+        """Return the log likelihood of a row as a quadratic form about the centre."""
+        view, single = given(model, space.constrain(at)[0]), jax.tree.map(lambda leaf: leaf[None], row)
+        return derive(layout, lambda point: view.log_likelihood(latents_at(layout, point), single)[0], centre())
 
-    def absorb(at: Float[Array, " K"], law: Posterior, row: Interaction) -> tuple[Posterior, Float[Array, ""]]:
-        return absorb_form(layout, centre(), law, form_of(at, row))
+    def absorb_form(law: Posterior, form: Natural) -> tuple[Posterior, Float[Array, ""]]:
+        after = absorb(layout, law, relative_to(layout, form, centre(), coordinates_at(layout, law)), 1)
+        return after, log_mass(layout, after) - log_mass(layout, law)
+
+    def absorb_row(at: Float[Array, " K"], law: Posterior, row: Interaction) -> tuple[Posterior, Float[Array, ""]]:
+        return absorb_form(law, form_of(at, row))
 
     def is_certified(at: Float[Array, " K"], law: Posterior, row: Interaction) -> Bool[Array, ""]:
         view = given(model, space.constrain(at)[0])
-        _, residual, is_held = absorb_row(view, layout, law, jax.tree.map(lambda leaf: leaf[None], row))
+        _, residual, is_held = kalman.absorb_row(view, layout, law, jax.tree.map(lambda leaf: leaf[None], row))
         return is_affine(residual) & is_held
 
     def draw(key: Key, at: Float[Array, " K"], law: Posterior) -> dict[str, Array]:
@@ -168,7 +186,7 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         def absorb_place(carry: tuple[Posterior, Array], place: Any) -> tuple[tuple[Posterior, Array], None]:
             law, total = carry
             form, elapsed, is_used = place
-            after, log_density = absorb_form(layout, centre(), predict_one(at, own, law, elapsed), form)
+            after, log_density = absorb_form(predict_one(at, own, law, elapsed), form)
             kept = jax.tree.map(lambda new, old: jnp.where(is_used, new, old), after, law)
             return (kept, total + jnp.where(is_used, log_density, 0.0)), None
 
@@ -189,4 +207,4 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         keys = jr.split(key, len(positions))
         return each(keys, replay, replay.mean, replay.root, replay.laws, positions, (laws, steps))
 
-    return Filters(start, step, predict_all, absorb, is_certified, draw, empty_replay, extend, move)
+    return Filters(start, step, predict_all, absorb_row, is_certified, draw, empty_replay, extend, move)

@@ -12,16 +12,14 @@ from scipy.integrate import dblquad, quad
 from ppl_bandit import engines
 from ppl_bandit.engines.collapsed.mixture import representative_particles
 from ppl_bandit.engines.collapsed.statistics import (
-    Statistics,
     changes_one_element,
     has_only_elements,
     log_normalizer,
+    no_rows,
     one_element_change,
-    recentre_statistics,
-    zero_statistics,
 )
 from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
-from ppl_bandit.engines.exact.families.posterior import generic_point
+from ppl_bandit.engines.exact.families.posterior import generic_point, relative_to
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -37,7 +35,7 @@ def point(layout):
 
 
 def natural_of(layout, elements=None, **fields):
-    empty = zero_statistics(layout, point(layout)).natural
+    empty = no_rows(layout, point(layout))
     given = {name: jnp.asarray(value, float) for name, value in fields.items()}
     if "quadratic" in given:
         given["quadratic"] = as_arrow(given["quadratic"], *layout.leaves)
@@ -117,8 +115,8 @@ def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
         exact += 0.5 * size * np.log(2 * np.pi)
         np.testing.assert_allclose(log_normalizer(layout, natural), exact, rtol=1e-10)
         old, new = point(layout), point(layout)._replace(real=jnp.asarray(rng.standard_normal(size)))
-        moved = recentre_statistics(layout, Statistics(natural, jnp.zeros(())), old, new)
-        np.testing.assert_allclose(log_normalizer(layout, moved.natural) + moved.constant, exact, rtol=1e-10)
+        moved = relative_to(layout, natural, old, new)
+        np.testing.assert_allclose(log_normalizer(layout, moved) + moved.constant, exact, rtol=1e-10)
 
 
 @pytest.mark.slow

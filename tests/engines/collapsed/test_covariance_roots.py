@@ -30,7 +30,8 @@ def arrow(matrices):
 def row_of(directions, coefficients):
     """Return the natural parameters of rows, the sum over rows of h h' and c h in each block."""
     quadratic = np.einsum("kri,krj->rij", directions, directions)
-    return Natural({}, jnp.asarray(np.einsum("kri,kr->ri", directions, coefficients)), as_arrow(quadratic, 0, 0))
+    linear = jnp.asarray(np.einsum("kri,kr->ri", directions, coefficients))
+    return Natural({}, linear, as_arrow(quadratic, 0, 0), jnp.zeros(()))
 
 
 def rows_of_arms():

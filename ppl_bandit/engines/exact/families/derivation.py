@@ -21,7 +21,7 @@ __all__ = ["derive"]
 def derive(
     layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates, *, as_arrow: bool = False
 ) -> Natural:
-    """Derive the natural parameters of a log density, with real elements relative to `point`.
+    """Derive the natural parameters and the constant of a log density, with real elements relative to `point`.
 
     If the log density is not affine in the sufficient statistics the result is meaningless; the certificate detects that. If it
     is, second derivatives between elements of different groups vanish, so one Hessian-vector product serves all groups, and one
@@ -30,8 +30,13 @@ def derive(
     Args:
         as_arrow: whether to return the quadratic coefficients as `Arrow`s.
     """
-    gradient_of = jax.grad(log_density)
-    gradient, hessian_times = jax.linearize(gradient_of, point)
+
+    def with_value(at: Coordinates) -> tuple[Array, Array]:
+        value = log_density(at)
+        return value, value
+
+    gradient_of = jax.grad(with_value, has_aux=True)
+    gradient, hessian_times, value = jax.linearize(gradient_of, point, has_aux=True)
     zeros = jax.tree.map(jnp.zeros_like, point)
     elements: dict[str, Any] = {}
     if point.elements:
@@ -40,14 +45,18 @@ def derive(
     for group, own in point.elements.items():
 
         def gradient_at(moved: Array, group: str = group) -> Array:
-            return gradient_of(point._replace(elements={**point.elements, group: moved})).elements[group]
+            return gradient_of(point._replace(elements={**point.elements, group: moved}))[0].elements[group]
 
         elements[group] = family_of_group(group).natural(own, gradient.elements[group], curvature[group], gradient_at)
     u = jnp.exp(point.elements[POSITIVE]) if layout.is_scaled else None
     linear, quadratic = _derive_blocks(layout, gradient.real, lambda v: hessian_times(zeros._replace(real=v)).real, u)
+    # The terms of real elements vanish at `point`.
+    terms = [jnp.sum(own * family_of_group(group).statistics(point.elements[group])) for group, own in elements.items()]
+    constant = value - sum(terms, start=jnp.zeros_like(value))
     if as_arrow:
-        return Natural(elements, linear, quadratic)
-    return Natural(elements, linear, arrow_matrices.as_matrix(quadratic) if layout.leaves[0] else quadratic.core)
+        return Natural(elements, linear, quadratic, constant)
+    dense = arrow_matrices.as_matrix(quadratic) if layout.leaves[0] else quadratic.core
+    return Natural(elements, linear, dense, constant)
 
 
 def _first_coordinates(group: str, coordinates: Array) -> Array:

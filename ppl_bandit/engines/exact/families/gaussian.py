@@ -20,6 +20,7 @@ from ppl_bandit.numerics.arrow_matrices import Arrow
 __all__ = [
     "blocks_of",
     "by_block",
+    "log_determinant",
     "padding",
     "reals_of",
     "solve_blocks",
@@ -95,3 +96,10 @@ def solve_blocks(precision: Any, rhs: Float[Array, "R S"]) -> Float[Array, "R S"
         return rhs / precision[..., 0]
     factor = jnp.linalg.cholesky(precision)
     return jax.scipy.linalg.cho_solve((factor, True), rhs[..., None])[..., 0]
+
+
+def log_determinant(precision: Float[Array, "R S S"]) -> Float[Array, ""]:
+    """Return the log determinant of all blocks together."""
+    if precision.shape[-1] == 1:
+        return jnp.sum(jnp.log(precision))
+    return jnp.sum(jnp.linalg.slogdet(precision)[1])

@@ -1,10 +1,12 @@
 """Natural parameters and posterior parameters of all latents of a program, and the conjugate update.
 
-A log density of the latents is <eta, T(z)> plus a constant. `Natural` holds eta, `Posterior` the parameters of the distribution
-with that density, `Coordinates` a point. The coefficients of real elements are relative to a centre, usually the current mean:
-sums of squares about a distant origin would lose all digits of a variance.
+A log density of the latents is <eta, T(z)> plus a constant. `Natural` holds eta and the constant, `Posterior` the parameters of
+the distribution with that density, `Coordinates` a point. The coefficients of real elements are relative to a centre, usually
+the current mean: sums of squares about a distant origin would lose all digits of a variance. Densities need not integrate to 1:
+the density of prior and rows together integrates to the probability of the rows (`log_mass`).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.exact.families.gaussian import (
     blocks_of,
     by_block,
+    log_determinant,
     padding,
     reals_of,
     solve_blocks,
@@ -39,6 +42,7 @@ __all__ = [
     "is_resolved",
     "latent_of_value",
     "latents_at",
+    "log_mass",
     "natural_of",
     "posterior_of",
     "relative_to",
@@ -61,7 +65,7 @@ class Coordinates(NamedTuple):
 
 
 class Natural(NamedTuple):
-    """Coefficients of the sufficient statistics.
+    """A log density: coefficients of the sufficient statistics, and a constant. Those of a product of densities add up.
 
     Attributes:
         elements: coefficients of each group's statistics, (E, n).
@@ -72,22 +76,25 @@ class Natural(NamedTuple):
     elements: dict[str, Any]
     linear: Float[Array, "R S"]
     quadratic: Any
+    constant: Float[Array, ""]
 
 
 class Posterior(NamedTuple):
-    """Parameters of the distribution of all latents: the state of the exact engine.
+    """Parameters of the distribution of all latents, and the constant of its density: the state of the exact engine.
 
     Attributes:
         elements: parameters of each group, (E, n): Beta (alpha, beta), Gamma (shape, rate) of u, Dirichlet concentrations.
         mean, precision: x | u ~ Normal(mean, inverse(u precision)) per Gaussian block, where the precision is (R, S, S) or an
             `Arrow`; padding has mean 0 and precision 1.
         num_rows: rows of data absorbed.
+        constant: of the log density, whose coefficients are those of `natural_of`; see `log_mass`.
     """
 
     elements: dict[str, Any]
     mean: Float[Array, "R S"]
     precision: Any
     num_rows: Int[Array, ""]
+    constant: Float[Array, ""]
 
 
 def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
@@ -137,7 +144,7 @@ def standard_posterior(layout: Layout) -> Posterior:
     }
     num_blocks, size = layout.members.shape
     precision = jnp.broadcast_to(jnp.eye(size), (num_blocks, size, size))
-    return Posterior(elements, jnp.zeros((num_blocks, size)), precision, jnp.zeros((), int))
+    return Posterior(elements, jnp.zeros((num_blocks, size)), precision, jnp.zeros((), int), jnp.zeros(()))
 
 
 def total_of(naturals: Natural) -> Natural:
@@ -152,7 +159,21 @@ def natural_of(layout: Layout, posterior: Posterior) -> Natural:
         * (parameters - _constant(family_of_group(group).base(layout), parameters))
         for group, parameters in posterior.elements.items()
     }
-    return Natural(elements, jnp.zeros_like(posterior.mean), zero_padding(layout.is_pair, posterior.precision))
+    quadratic = zero_padding(layout.is_pair, posterior.precision)
+    return Natural(elements, jnp.zeros_like(posterior.mean), quadratic, posterior.constant)
+
+
+def log_mass(layout: Layout, posterior: Posterior) -> Float[Array, ""]:
+    """Return the log of the integral of a density over all latents; the precision is a matrix.
+
+    For the density of prior and rows it is the log probability of the rows, plus that of whatever the prior's density includes.
+    """
+    families = [family_of_group(group).log_normalizer(own) for group, own in posterior.elements.items()]
+    volumes = [FAMILIES[site.kind].log_volume(site, layout) for site in layout.sites if site.kind in FAMILIES]
+    total = posterior.constant + sum(volumes) + 0.5 * math.log(2.0 * math.pi) * layout.count(REAL)
+    if layout.members.size:
+        total = total - 0.5 * log_determinant(posterior.precision)
+    return sum((jnp.sum(own) for own in families), start=total)
 
 
 def posterior_of(
@@ -173,6 +194,7 @@ def posterior_of(
         blocks_of(layout, centre.real),
         arrow_matrices.as_arrow(blocks, *layout.leaves) if isinstance(natural.quadratic, Arrow) else blocks,
         jnp.zeros((), int),
+        jnp.zeros((), centre.real.dtype),
     )
     return absorb(layout, start, natural, 0, shift)
 
@@ -187,7 +209,7 @@ def absorb(
     """Add natural parameters, relative to the posterior's means, to a posterior.
 
     For a Gaussian block: precision' = precision + quadratic and mean' = mean + inverse(precision') linear; completing the
-    square subtracts linear' inverse(precision') linear / 2 from the rate of u.
+    square subtracts linear' inverse(precision') linear / 2 from the rate of u, or adds it to the constant of a block without u.
 
     Args:
         shift: inverse(precision') linear, if known.
@@ -196,15 +218,16 @@ def absorb(
         group: old + _constant(family_of_group(group).sign, old) * natural.elements[group]
         for group, old in posterior.elements.items()
     }
-    mean, precision = posterior.mean, posterior.precision
+    mean, precision, constant = posterior.mean, posterior.precision, posterior.constant + natural.constant
     if layout.members.size:
         precision = jax.tree.map(jnp.add, precision, natural.quadratic)
         shift = solve_blocks(precision, natural.linear) if shift is None else shift
         mean = mean + shift
+        gain = 0.5 * jnp.sum(natural.linear * shift, axis=-1)
+        constant = constant + _sum_without_owner(layout, gain)
         if layout.is_scaled:
-            gain = 0.5 * sum_by_owner(layout, jnp.sum(natural.linear * shift, axis=-1))
-            elements[POSITIVE] = elements[POSITIVE] - _in_rate(gain)
-    return Posterior(elements, mean, precision, posterior.num_rows + num_rows)
+            elements[POSITIVE] = elements[POSITIVE] - _in_rate(sum_by_owner(layout, gain))
+    return Posterior(elements, mean, precision, posterior.num_rows + num_rows, constant)
 
 
 def relative_to(layout: Layout, natural: Natural, old: Coordinates, new: Coordinates) -> Natural:
@@ -214,10 +237,11 @@ def relative_to(layout: Layout, natural: Natural, old: Coordinates, new: Coordin
     x = blocks_of(layout, new.real - old.real)
     bend = times_blocks(natural.quadratic, x)
     elements = dict(natural.elements)
+    gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     if layout.is_scaled:
-        gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
         elements[POSITIVE] = elements[POSITIVE] + _in_rate(sum_by_owner(layout, gain))
-    return natural._replace(elements=elements, linear=natural.linear - bend)
+    constant = natural.constant + _sum_without_owner(layout, gain)
+    return natural._replace(elements=elements, linear=natural.linear - bend, constant=constant)
 
 
 def discount_towards_prior(
@@ -225,20 +249,23 @@ def discount_towards_prior(
 ) -> tuple[Posterior, Natural]:
     """Return a posterior with its natural parameters times `keep`, and (1 - keep) times the prior's, for `absorb` to add.
 
-    The latter are relative to the posterior's means.
+    The latter are relative to the posterior's means. Both together have the mass of the posterior: forgetting changes the
+    probability of later rows alone.
     """
     gap = prior.mean - posterior.mean
     pull = jnp.einsum("rst,rt->rs", prior.precision, gap)
     share = {group: _constant(family_of_group(group).sign, own) * own for group, own in prior.elements.items()}
     if layout.is_scaled:
         share[POSITIVE] = share[POSITIVE] - _in_rate(0.5 * sum_by_owner(layout, jnp.sum(gap * pull, axis=-1)))
-    natural = Natural(share, pull, zero_padding(layout.is_pair, prior.precision))
+    natural = Natural(share, pull, zero_padding(layout.is_pair, prior.precision), jnp.zeros_like(posterior.constant))
     blocks = padding(layout, posterior.precision.dtype)
     kept = posterior._replace(
         elements=jax.tree.map(lambda leaf: keep * leaf, posterior.elements),
         precision=keep * zero_padding(layout.is_pair, posterior.precision) + blocks,
     )
-    return kept, jax.tree.map(lambda leaf: (1.0 - keep) * leaf, natural)
+    share_of_prior = jax.tree.map(lambda leaf: (1.0 - keep) * leaf, natural)
+    lost = log_mass(layout, posterior) - log_mass(layout, absorb(layout, kept, share_of_prior, 0))
+    return kept._replace(constant=kept.constant + lost), share_of_prior
 
 
 def is_proper(posterior: Posterior) -> Bool[Array, ""]:
@@ -291,6 +318,11 @@ def is_resolved(
 def where_finite(chosen: Any, otherwise: Any) -> Any:
     """Return one tree, with the entries of another where the first is not finite."""
     return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), chosen, otherwise)
+
+
+def _sum_without_owner(layout: Layout, values: Float[Array, " R"]) -> Float[Array, ""]:
+    """Return the sum over the blocks that no positive element scales."""
+    return jnp.sum(values[np.flatnonzero(layout.owner < 0)])
 
 
 def _in_rate(values: Float[Array, " G"]) -> Float[Array, "G 2"]:

@@ -1,0 +1,150 @@
+"""`Bandit.log_evidence` is the log density of the rewards, against formulas in NumPy and SciPy and against quadrature."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+from scipy.special import gammaln
+
+from ppl_bandit import Bandit, RewardModel, engines
+
+NUM_ROWS = 40
+ARMS = np.random.default_rng(4).integers(0, 2, NUM_ROWS)
+DESIGN = np.random.default_rng(5).normal(1.0, 1.0, (NUM_ROWS, 2))
+COUNTS = np.random.default_rng(6).poisson(np.array([2.0, 5.0])[ARMS]).astype(float)
+REALS = DESIGN @ np.array([1.0, -2.0]) + np.random.default_rng(7).normal(size=NUM_ROWS)
+
+
+def counts(arm):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5).expand([2]))
+    numpyro.sample("reward", dist.Poisson(rate[arm]))
+
+
+def line(arm, context):
+    precision = numpyro.sample("precision", dist.Gamma(3.0, 2.0))
+    sd = 1.0 / jnp.sqrt(precision)
+    weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 2.0 * sd).to_event(1))
+    numpyro.sample("reward", dist.Normal((weights * context).sum(-1) + 0.0 * arm, sd))
+
+
+def level(arm, *, previous=None):
+    law = dist.Normal(1.0, 2.0) if previous is None else dist.Normal(0.9 * previous["level"], 0.4)
+    moving = numpyro.sample("level", law)
+    offset = numpyro.sample("offset", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("reward", dist.Normal(moving + offset[arm], 0.7))
+
+
+def spread(arm):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), scale).to_event(1))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+
+def clicks(arm):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.5).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(logits=weight[arm]))
+
+
+def gamma_poisson():
+    """Return the probability of the counts, one arm after another."""
+    total = 0.0
+    for own in (COUNTS[ARMS == arm] for arm in range(2)):
+        shape, rate = 2.0 + own.sum(), 0.5 + own.size
+        total += 2.0 * np.log(0.5) - gammaln(2.0) + gammaln(shape) - shape * np.log(rate) - gammaln(own + 1.0).sum()
+    return total
+
+
+def student():
+    """Return the density of a line whose noise is unknown: Student-t with 6 degrees of freedom."""
+    shape = 2.0 / 3.0 * (np.eye(NUM_ROWS) + 4.0 * DESIGN @ DESIGN.T)
+    return stats.multivariate_t(np.zeros(NUM_ROWS), shape, df=6.0).logpdf(REALS)
+
+
+def of_moving_level():
+    """Return the density of rewards about a level that moves: their joint law is Gaussian."""
+    variance, covariance = 4.0, np.zeros((NUM_ROWS, NUM_ROWS))
+    for step in range(NUM_ROWS):
+        later = np.arange(NUM_ROWS - step)
+        covariance[step, step:] = covariance[step:, step] = variance * 0.9**later
+        variance = 0.81 * variance + 0.16
+    covariance += (ARMS[:, None] == ARMS) + 0.49 * np.eye(NUM_ROWS)
+    return stats.multivariate_normal(0.9 ** np.arange(NUM_ROWS), covariance).logpdf(REALS)
+
+
+EXACT = {
+    "Poisson rates under Gamma priors": (counts, None, COUNTS, gamma_poisson),
+    "a line of unknown noise": (line, DESIGN, REALS, student),
+    "a Kalman filter": (level, None, REALS, of_moving_level),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_log_evidence_of_a_closed_form_is_that_of_the_textbook_however_the_rewards_come(name):
+    program, contexts, rewards, expected = EXACT[name]
+    bandit = Bandit(program, 2, context=None if contexts is None else contexts[0])
+    assert (bandit.log_evidence, bandit.log_evidence_error) == (0.0, 0.0)
+    parts = [slice(0, 1), slice(1, 2), slice(2, None)]  # single rewards, and a batch
+    for part in parts:
+        own = {} if contexts is None else {"contexts": contexts[part]}
+        bandit.update_many(arms=ARMS[part], rewards=rewards[part], **own)
+    # Forty terms of a few nats each, in float64.
+    assert bandit.log_evidence == pytest.approx(expected(), abs=1e-8)
+    assert bandit.log_evidence_error == 0.0
+
+
+def test_with_a_discount_it_is_the_sum_of_the_log_predictive_densities():
+    def conversions(arm):
+        rate = numpyro.sample("rate", dist.Beta(2.0, 3.0).expand([2]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    bandit = Bandit(conversions, 2, engine=functools.partial(engines.conjugate, discount=0.9))
+    prior = np.array([2.0, 3.0])
+    known, total = np.tile(prior, (2, 1)), 0.0
+    for arm, reward in zip(ARMS[:12], COUNTS[:12] > 3, strict=True):
+        bandit.update_many(arms=[arm], rewards=[float(reward)])
+        known = prior + 0.9 * (known - prior)
+        total += np.log(known[arm, 0 if reward else 1] / known[arm].sum())
+        known[arm, 0 if reward else 1] += 1.0
+    assert bandit.log_evidence == pytest.approx(total, abs=1e-10)
+
+
+def of_unknown_spread():
+    scales = np.exp(np.linspace(np.log(1e-4), np.log(8.0), 4000))
+    densities = stats.halfnorm.logpdf(scales)
+    for own in (REALS[ARMS == arm] for arm in range(2)):
+        densities = densities + [
+            stats.multivariate_normal(np.zeros(own.size), np.eye(own.size) + scale**2).logpdf(own) for scale in scales
+        ]
+    return np.log(np.trapezoid(np.exp(densities - densities.max()), scales)) + densities.max()
+
+
+def of_weights():
+    weights = np.linspace(-12.0, 12.0, 4001)
+    rate, total = 1.0 / (1.0 + np.exp(-weights)), 0.0
+    for own in (COUNTS[ARMS == arm] > 3 for arm in range(2)):
+        density = stats.norm(0.0, 1.5).pdf(weights) * rate ** own.sum() * (1.0 - rate) ** (~own).sum()
+        total += np.log(np.trapezoid(density, weights))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("program", "rewards", "engine", "expected"),
+    [(spread, REALS, "collapsed", of_unknown_spread), (clicks, (COUNTS > 3).astype(float), "reweight", of_weights)],
+)
+def test_an_estimate_is_within_three_standard_errors_of_quadrature(program, rewards, engine, expected):
+    bandit = Bandit(program, 2)
+    bandit.update_many(arms=ARMS, rewards=rewards)
+    assert bandit.explanation.engine == engine
+    error = bandit.log_evidence_error
+    assert 0.0 < error < 0.2 and abs(bandit.log_evidence - expected()) < 3.0 * error
+
+
+def test_an_engine_without_an_estimate_says_so():
+    bandit = Bandit(clicks, 2, engine=engines.laplace)
+    with pytest.raises(ValueError, match="the laplace engine does not estimate the log evidence"):
+        _ = bandit.log_evidence
+    assert engines.laplace(RewardModel(clicks, 2)).capabilities.log_evidence is None
