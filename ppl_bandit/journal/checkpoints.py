@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
+from ppl_bandit.journal.events import CHECKPOINT, Event, decode, new_event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
@@ -157,10 +157,9 @@ def announced_checkpoints(store: SqlStore, name: str) -> Iterator[StoredPosterio
 
     Contents that cannot be read, or are not those that an event announces, are left out.
     """
-    for at, contents in store.checkpoints(name):
+    for at, contents, announced in store.checkpoints(name):
         try:
-            announced = [event for event in store.read(name, at - 1, at + 1) if event.kind == CHECKPOINT]
-            if announced and announced[0].body["contents"] == _digest(contents):
+            if announced is not None and decode(announced)["contents"] == _digest(contents):
                 found = StoredPosterior(at, *read_archive(contents))
                 if isinstance(found.header["position"], int):
                     yield found

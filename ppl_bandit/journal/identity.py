@@ -149,6 +149,7 @@ def identity_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) 
     return found
 
 
+@functools.cache  # reading the metadata of packages takes a millisecond
 def library_versions() -> dict[str, str]:
     """Return the versions that a fingerprint depends on."""
     return {name: version(name) for name in ("jax", "numpyro")}

@@ -109,7 +109,7 @@ class Journal:
         if kept is None:
             self.store.check_name(name)
         self.store.check(name, kept, since=None)
-        num_posteriors, num_unsealed = len(self.store.checkpoints(name)), self.store.num_staged(name)
+        num_posteriors, num_unsealed = len(list(self.store.checkpoints(name))), self.store.num_staged(name)
         last = "{}:{}".format(*self.store.head(name))
         return Verification(name, last, kept is not None, num_posteriors, None, num_unsealed)
 

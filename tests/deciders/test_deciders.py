@@ -285,7 +285,7 @@ def test_a_forged_snapshot_is_not_used_and_verify_finds_it(server):
         bandit.update(bandit.select(), 1)
         with Sealer(bandit):
             pass
-        true_version = bandit._experiment.store.checkpoints(name)[0][1]
+        true_version = next(bandit._experiment.store.checkpoints(name))[1]
         change(
             server.url, "UPDATE ppl_bandit_checkpoints SET contents = contents || '\\x00' WHERE experiment = %s", name
         )

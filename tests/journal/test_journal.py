@@ -114,7 +114,7 @@ def test_checkpoints_change_no_decision_and_are_not_believed_when_damaged(parts,
     for i in range(12):
         step(bandit, i % 2)
     store = bandit._experiment.store
-    position, contents = store.checkpoints("default")[0]
+    position, contents, _ = next(store.checkpoints("default"))
     assert 0 < position < store.last_position("default")
     resumed = make(parts, journal=tmp_path / "j.db")
     assert counts(resumed) == counts(bandit)

@@ -333,11 +333,21 @@ class SqlStore:
         """Return the imported plays whose propensities were given, oldest first."""
         return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
 
-    def checkpoints(self, experiment: str) -> list[tuple[int, bytes]]:
-        """Return the positions of the events that announce the checkpoints, and the contents of these, newest first."""
-        statement = "SELECT position, contents FROM ppl_bandit_checkpoints WHERE experiment = ? ORDER BY position DESC"
-        rows = self._query(statement, experiment)
-        return [(int(row[0]), row[1].encode() if isinstance(row[1], str) else bytes(row[1])) for row in rows]
+    def checkpoints(self, experiment: str) -> Iterator[tuple[int, bytes, str | None]]:
+        """Yield the checkpoints, newest first.
+
+        Yields:
+            The position of the event that announces it, its contents, and the body of that event; None if there is none.
+        """
+        statement = (
+            "SELECT stored.position, stored.contents, made.body FROM ppl_bandit_checkpoints stored LEFT JOIN ppl_bandit_events "
+            "made ON made.experiment = stored.experiment AND made.position = stored.position AND made.kind = 'checkpoint' "
+            "WHERE stored.experiment = ? AND stored.position < ? ORDER BY stored.position DESC LIMIT 1"
+        )
+        before = 1 << 62
+        while rows := self._query(statement, experiment, before):
+            before, contents, body = rows[0]
+            yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
 
     def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> None:
         """Store a checkpoint with the event that announces it; the one before it stays, older ones go."""
@@ -560,7 +570,7 @@ class SqlStore:
                     made, f"the decision names a snapshot of position {at} with another digest than the event there"
                 )
         if announced and since is None:  # checkpoints of version 0.1.0 are announced by no event, and are never read
-            for at, contents in self.checkpoints(experiment):
+            for at, contents, _ in self.checkpoints(experiment):
                 if announced.get(at) != hashlib.sha256(contents).hexdigest():
                     return Damage(at, "the checkpoint there is not the one that the event announces")
         return None

@@ -88,7 +88,7 @@ def read_bandit(path: str | PathLike, context: Any, engine: Any, selector: Any) 
         header = read_header(store, names[0])
     except JournalError as error:
         raise ValueError(f"{os.fspath(path)} is not a saved bandit: {error}") from None
-    for _, contents in store.checkpoints(names[0]) if context is None else ():
+    for _, contents, _ in store.checkpoints(names[0]) if context is None else ():
         fields, trees = read_archive(contents)
         if fields.get("form") is not None:
             context = build_context(fields["form"], iter(trees["context"] or []))
