@@ -102,14 +102,14 @@ def _add_reading(router: APIRouter, doors: _Doors) -> None:
     streamed = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **everywhere["responses"]}
 
     @router.get("/v1/experiments/{name}/history", tags=["read"], responses=streamed, response_class=StreamingResponse)
-    def history(experiment: Read) -> StreamingResponse:
-        """Stream the decisions with their rewards, oldest first: one JSON object a line."""
-        return StreamingResponse(_history_lines(experiment), media_type="application/x-ndjson")
+    def history(experiment: Read, after: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> StreamingResponse:
+        """Stream the decisions beyond a position with their rewards, oldest first: one JSON object a line."""
+        return StreamingResponse(_history_lines(experiment, after), media_type="application/x-ndjson")
 
 
-def _history_lines(experiment: ServedExperiment) -> Iterator[bytes]:
+def _history_lines(experiment: ServedExperiment, after: int) -> Iterator[bytes]:
     part = []
-    for row in experiment.bandit.records():
+    for row in experiment.bandit.records(after):
         part.append(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE))
         if len(part) == _ROWS_PER_PART:
             yield b"".join(part)
@@ -147,7 +147,7 @@ def _add_administration(router: APIRouter, doors: _Doors) -> None:
         """Add an arm, which starts at its prior, or bring back a retired one."""
         return {"arm": _changed(experiment, lambda: experiment.bandit.add_arm(body.name))}
 
-    @router.post("/v1/experiments/{name}/arms/{arm}/retire", **changes)
+    @router.post("/v1/experiments/{name}/arms/{arm:path}/retire", **changes)
     def retire_arm(experiment: Admin, arm: Name) -> None:
         """Stop playing an arm; its posterior is kept."""
         _changed(experiment, lambda: experiment.bandit.retire_arm(arm_of(experiment, arm)))
@@ -162,7 +162,7 @@ def _add_administration(router: APIRouter, doors: _Doors) -> None:
         """Take decisions again."""
         _changed(experiment, experiment.bandit.resume)
 
-    @router.delete("/v1/experiments/{name}/units/{unit}", **changes)
+    @router.delete("/v1/experiments/{name}/units/{unit:path}", **changes)
     def erase(experiment: Admin, unit: Name) -> None:
         """Erase the personal data of a unit; its rewards stay learnt, and the journal still verifies."""
         _changed(experiment, lambda: experiment.bandit.erase(unit))
@@ -171,13 +171,14 @@ def _add_administration(router: APIRouter, doors: _Doors) -> None:
 def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
     """Add what a monitoring system asks."""
 
+    # In the event loop: it answers while every thread reads.
     @router.get("/healthz", tags=["monitoring"], responses=problems(500))
-    def healthz() -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         """Say that the process is alive."""
         return {"status": "alive"}
 
     @router.get("/readyz", tags=["monitoring"], responses=problems(503))
-    def readyz() -> dict[str, str]:
+    async def readyz() -> dict[str, str]:
         """Say whether every experiment is compiled, its journal works, and its queues have room."""
         why = {reason for own in doors.experiments.values() if (reason := own.not_ready())}
         if why:  # without the names of experiments: no key is asked for

@@ -6,7 +6,7 @@ import gc
 import logging
 import re
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.api import make_router
 from ppl_bandit.serving.batches import Limits
-from ppl_bandit.serving.dashboard import make_dashboard
+from ppl_bandit.serving.dashboard import Pages
 from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.hot import HotRoutes, LimitedRoutes
 from ppl_bandit.serving.keys import KeyFile
@@ -33,7 +33,7 @@ from ppl_bandit.types import BanditError
 
 logger = logging.getLogger("ppl_bandit.serving")
 
-_SECONDS_BETWEEN_CHECKS = 2.0  # of the journals; /readyz speaks of the last 5 s
+_SECONDS_BETWEEN_ROUNDS = 2.0  # of counting, and of refusals in the log
 _SECONDS_TO_DRAIN = 6.0  # of the 10 s in which the service stops
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -98,20 +98,24 @@ def create_app(
         version="1",
         docs_url=None,
         redoc_url=None,
-        lifespan=lambda app: _lifespan(served, closes),
+        lifespan=lambda app: _lifespan(served, metrics, closes),
         redirect_slashes=False,
     )
-    endpoints, pages = make_router(served, gate, metrics), make_dashboard(served, gate)
-    app.include_router(endpoints)
-    app.include_router(pages, include_in_schema=False)
+    pages = Pages(served, gate)
+    routers = make_router(served, gate, metrics), pages.router()
+    app.include_router(routers[0])
+    app.include_router(routers[1], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
-    app.add_middleware(LimitedRoutes)
+    app.add_middleware(LimitedRoutes, metrics=metrics)
     app.hot = HotRoutes(served, gate, metrics)
 
     async def refuse(request: Request, error: Exception) -> Response:
         problem = _as_problem(error)
         metrics.count_refusal(request.path_params.get("name", ""), problem.code)
-        allowed = {"allow": _methods([*endpoints.routes, *pages.routes], request)} if problem.status == 405 else {}
+        if pages.has(request.scope.get("endpoint")) and problem.status != 405:
+            return pages.refusal(request, problem)
+        routes = [route for router in routers for route in router.routes]
+        allowed = {"allow": _methods(routes, request)} if problem.status == 405 else {}
         headers = {name.decode(): value.decode() for name, value in problem.headers()}
         return Response(problem.body(), problem.status, {**allowed, **headers})
 
@@ -123,7 +127,7 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(experiments: Mapping[str, ServedExperiment], closes: bool) -> AsyncIterator[None]:
+async def _lifespan(experiments: Mapping[str, ServedExperiment], metrics: Metrics, closes: bool) -> AsyncIterator[None]:
     """Start the queues, and compile behind an open port; at the end record what waits, and close.
 
     It is the lifespan's part: uvicorn raises the signal that stopped it again as soon as it has served.
@@ -132,7 +136,7 @@ async def _lifespan(experiments: Mapping[str, ServedExperiment], closes: bool) -
         for queue in experiment.queues:
             queue.start()
     stopping = threading.Event()
-    threading.Thread(target=_keep_house, args=(experiments, stopping), name="housekeeping", daemon=True).start()
+    _start(_keep_house, experiments, metrics, stopping)
     try:
         yield
     finally:
@@ -140,17 +144,24 @@ async def _lifespan(experiments: Mapping[str, ServedExperiment], closes: bool) -
         await asyncio.to_thread(_stop, experiments, closes)
 
 
-def _keep_house(experiments: Mapping[str, ServedExperiment], stopping: threading.Event) -> None:
-    """Compile the experiments one after another, then look after their journals."""
+def _start(work: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=work, args=args, name=work.__name__, daemon=True).start()
+
+
+def _keep_house(experiments: Mapping[str, ServedExperiment], metrics: Metrics, stopping: threading.Event) -> None:
+    """Compile the experiments one after another, then count what their journals hold, and log what was refused."""
     for experiment in experiments.values():
         if not stopping.is_set():
             experiment.compile()
+            _start(experiment.watch, stopping)
     gc.collect()
     gc.freeze()  # what exists by now stays: a collection that looks at it would interrupt single answers
-    while not stopping.wait(_SECONDS_BETWEEN_CHECKS):
+    while not stopping.wait(_SECONDS_BETWEEN_ROUNDS):
+        for line in metrics.new_refusals():
+            logger.warning("%s", line)
         for experiment in experiments.values():
             try:
-                experiment.refresh()
+                experiment.count()
             except Exception as error:
                 logger.error("%s: reading the journal failed: %s", experiment.name, as_problem(error).code)
 

@@ -6,14 +6,13 @@ script but the service's own file. Changes come from the dashboard's own pages a
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader
 
 from ppl_bandit.display.terminal import printable
@@ -23,7 +22,7 @@ from ppl_bandit.serving.api import arm_of
 from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.hot import unknown_experiment
 from ppl_bandit.serving.keys import Access
-from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.serving.problems import Problem
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -39,39 +38,6 @@ _NUM_POINTS = 100  # of the curves over time
 _NUM_CURVES = 6
 _NUM_ROWS = 20  # of the table of arms; more unfold
 _WIDTH, _HEIGHT = 600, 160  # of the curves
-
-
-def make_dashboard(experiments: Mapping[str, ServedExperiment], gate: Gate) -> APIRouter:
-    """Return the pages."""
-    pages = _Pages(experiments, gate)
-
-    class PageRoute(APIRoute):
-        """A route whose refusals are pages."""
-
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def answer(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except Exception as error:
-                    return pages.refusal(request, as_problem(error))
-
-            return answer
-
-    router = APIRouter(default_response_class=HTMLResponse, route_class=PageRoute)
-    for method, path, page in (
-        ("GET", "/", pages.index),
-        ("GET", "/experiments/{name}", pages.experiment),
-        ("GET", "/experiments/{name}/{change}", pages.confirm),
-        ("POST", "/experiments/{name}/{change}", pages.apply),
-        ("GET", "/login", pages.ask),
-        ("POST", "/login", pages.login),
-        ("POST", "/logout", pages.logout),
-        ("GET", "/docs", pages.docs),
-    ):
-        router.add_api_route(path, page, methods=[method])
-    return router
 
 
 async def _read_form(request: Request) -> dict[str, str]:
@@ -93,7 +59,7 @@ def _finalize(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-class _Pages:
+class Pages:
     """Each page as a function of a request, called in a thread."""
 
     def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
@@ -106,6 +72,26 @@ class _Pages:
             "percent": lambda share: f"{100 * share:.0f}%",
             "segment": lambda s: quote(str(s), ""),
         }
+
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter(default_response_class=HTMLResponse)
+        for method, path, page in (
+            ("GET", "/", self._index),
+            ("GET", "/experiments/{name}", self._experiment),
+            ("GET", "/experiments/{name}/{change}", self._confirm),
+            ("POST", "/experiments/{name}/{change}", self._apply),
+            ("GET", "/login", self._ask),
+            ("POST", "/login", self._login),
+            ("POST", "/logout", self._logout),
+            ("GET", "/docs", self._docs),
+        ):
+            router.add_api_route(path, page, methods=[method])
+        return router
+
+    def has(self, endpoint: Any) -> bool:
+        """Return whether a route's function is one of the pages, whose refusals are pages too."""
+        return getattr(endpoint, "__self__", None) is self
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         text = self._templates.get_template(template).render(has_keys=self._gate.keys is not None, **values)
@@ -122,29 +108,30 @@ class _Pages:
         return access
 
     def refusal(self, request: Request, problem: Problem) -> HTMLResponse:
+        """Return the page of a refusal: where a key is missing, the form for it."""
         if problem.status == 401:
             message = problem.detail if request.method == "POST" else ""  # a wrong key, not a missing one
             return self._page("login.html", 401, title="Log in", message=message)
         return self._page("message.html", problem.status, title="This did not work", message=problem.detail)
 
-    def index(self, request: Request) -> Response:
+    def _index(self, request: Request) -> Response:
         access = self._enter(request)
         opened = [own for name, own in self._experiments.items() if access.opens(name)]
         rows = [(own, own.not_ready(), _report_lines(own)[:1]) for own in opened]
         return self._page("index.html", title="Experiments", rows=rows)
 
-    def experiment(self, request: Request, name: str) -> Response:
+    def _experiment(self, request: Request, name: str) -> Response:
         access = self._enter(request, "read", name)
         own = self._experiments[name]
         found = own.reading("page", lambda: _page_values(own)) if own.state == "ready" else {}
         values = {"own": own, "why": own.not_ready(), "is_admin": access.has_role("admin"), **found}
         return self._page("experiment.html", title=name, **values)
 
-    def confirm(self, request: Request, name: str, change: str, arm: str = "") -> Response:
+    def _confirm(self, request: Request, name: str, change: str, arm: str = "") -> Response:
         self._enter(request, "admin", name)
         return self._page("confirm.html", title=f"{change.capitalize()}?", name=name, change=_known(change), arm=arm)
 
-    def apply(self, request: Request, name: str, change: str, fields: _Form) -> Response:
+    def _apply(self, request: Request, name: str, change: str, fields: _Form) -> Response:
         self._enter(request, "admin", name)
         own = self._experiments[name]
         if _known(change) == "retire":
@@ -154,10 +141,10 @@ class _Pages:
         own.forget_readings()
         return RedirectResponse(f"/experiments/{name}", 303, _HEADERS)
 
-    def ask(self) -> Response:
+    def _ask(self) -> Response:
         return self._page("login.html", title="Log in")
 
-    def login(self, request: Request, fields: _Form) -> Response:
+    def _login(self, request: Request, fields: _Form) -> Response:
         key = fields.get("key", "").strip()
         self._gate.check_role(self._gate.enter(request.scope, dict(request.scope["headers"]), key), "read")
         answer = RedirectResponse("/", 303, _HEADERS)
@@ -165,12 +152,12 @@ class _Pages:
         answer.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=is_secure, max_age=30 * 86400)
         return answer
 
-    def logout(self) -> Response:
+    def _logout(self) -> Response:
         answer = RedirectResponse("/login", 303, _HEADERS)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    def docs(self, request: Request) -> Response:
+    def _docs(self, request: Request) -> Response:
         return self._page("docs.html", title="Endpoints", document=request.app.openapi())
 
 

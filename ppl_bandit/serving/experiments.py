@@ -28,6 +28,8 @@ from ppl_bandit.types import InvalidContext
 logger = logging.getLogger("ppl_bandit.serving")
 
 _MAX_QUEUE_SHARE = 0.8  # above it the experiment is not ready
+_SECONDS_BETWEEN_CHECKS = 2.0  # of the journal
+_MAX_SECONDS_UNWRITTEN = 5.0  # of the journal; then the experiment is not ready
 _DEFAULT_LIMITS = Limits()
 _SECONDS_BETWEEN_COUNTS = 30.0  # of pending decisions and alarms
 _PAUSE_PER_COUNT = 50  # times as long as the count took: long journals are counted less often
@@ -64,7 +66,7 @@ class ServedExperiment:
         self.rewards = BatchQueue("rewards", self._learn, limits)
         self.queues = (self.decisions, self.rewards)
         self.state = "compiling"
-        self._journal_failure = ""
+        self._journal_failure, self._written = "", time.monotonic()
         self._learnt = time.time()
         self.alarms: list[dict[str, Any]] = []
         self._counts, self._next_count = {"pending": 0, "overdue": 0, "alarms": 0}, 0.0
@@ -77,7 +79,8 @@ class ServedExperiment:
         logger.info("%s: compiling; decisions are refused until then", self.name)
         try:
             self.bandit.warm_up(batches=True)
-            self.refresh()
+            self.check_journal()
+            self.count()
         except Exception as error:
             self.state = "failed"
             logger.error("%s cannot be served: %s: %s", self.name, type(error).__name__, error)
@@ -91,6 +94,8 @@ class ServedExperiment:
             return self.state
         if self._journal_failure:
             return "the journal failed"
+        if time.monotonic() - self._written > _MAX_SECONDS_UNWRITTEN:
+            return f"the journal was not written for {_MAX_SECONDS_UNWRITTEN:g} s"
         full = [queue.name for queue in self.queues if queue.depth > _MAX_QUEUE_SHARE * queue.limits.waiting]
         return f"the queue of {full[0]} is nearly full" if full else ""
 
@@ -104,16 +109,25 @@ class ServedExperiment:
             raise Problem(503, "not_ready", f"the experiment is {self.state}; nothing was recorded: repeat it later", 2)
         return queue.put(request, num_rows)
 
-    def refresh(self) -> None:
-        """Count again what takes a reading of the journal; and if the journal failed, try whether it works again."""
+    def watch(self, stopping: threading.Event) -> None:
+        """Check until the end whether the journal can be written: a thread of its own, since a journal may answer late."""
+        while not stopping.wait(_SECONDS_BETWEEN_CHECKS):
+            self.check_journal()
+
+    def check_journal(self) -> None:
+        """Try whether the journal can be written now."""
         health = self.bandit.health()
-        if not health.is_writable:
-            self._journal_failure = health.reason
-            return
-        if self._journal_failure:
+        if health.is_writable and self._journal_failure:
             logger.info("%s: the journal works again", self.name)
-        self._journal_failure = ""
-        if time.monotonic() >= self._next_count:
+        elif not health.is_writable and not self._journal_failure:
+            logger.error("%s: the journal failed: %s", self.name, health.reason)
+        self._journal_failure = health.reason
+        if health.is_writable:
+            self._written = time.monotonic()
+
+    def count(self) -> None:
+        """Count again what takes a reading of the journal, if that is due."""
+        if not self._journal_failure and time.monotonic() >= self._next_count:
             begun = time.monotonic()
             experiment, window = self.bandit._experiment, self.bandit._windows.reward
             overdue = 0 if window is None else experiment.store.num_pending(experiment.name, time.time() - window)
@@ -262,7 +276,9 @@ class ServedExperiment:
     def _attempt(self, work: Callable[[], Any]) -> Any:
         """Do work, and return its result or the refusal; remember whether the journal works."""
         try:
-            return work()
+            found = work()
+            self._written = time.monotonic()
+            return found
         except Exception as error:
             if isinstance(error, JournalError):
                 self._journal_failure = str(error)

@@ -99,12 +99,14 @@ class HotRoutes:
 
     async def _flags(self, name: str | None, scope: Any, given: Mapping[bytes, bytes], receive: Any) -> Any:
         """Answer OpenFeature's remote evaluation, whose errors have a form of their own."""
+        begun = 0.0
         try:
             access = self._gate.enter(scope, given)
             self._gate.check_role(access, "decide")
             if name is not None:
                 self._gate.check(access, "decide", name)
             request: FlagRequest = parse(FlagRequest, await _read_json(given, receive))
+            begun = time.perf_counter()
             if name is None:
                 opened = [own for own in self._experiments.values() if access.opens(own.name)]
                 body = await openfeature.evaluate_all(opened, request.context)
@@ -123,13 +125,17 @@ class HotRoutes:
             status, document = openfeature.error_answer(name, problem)
             headers = [_JSON, *[header for header in problem.headers() if header[0] != b"content-type"]]
             return status, headers, orjson.dumps(document)
+        finally:
+            if begun:
+                known = name if name in self._experiments else ""  # callers could make up any number of names
+                self._metrics.observe(known, "flags", time.perf_counter() - begun)
 
 
 class LimitedRoutes:
     """ASGI middleware that limits what the other routes read; an unforeseen error is answered, so that no server logs it."""
 
-    def __init__(self, app: Any):
-        self._app = app
+    def __init__(self, app: Any, metrics: Metrics):
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -150,6 +156,7 @@ class LimitedRoutes:
             problem = as_problem(error)
             if is_started:
                 raise RuntimeError("the answer ended early") from None
+            self._metrics.count_refusal("", problem.code)
             if problem.status == 413:
                 await _drain(receive)
             await _send(send, problem.status, problem.headers(), problem.body())
@@ -191,6 +198,8 @@ async def _read_json(headers: Mapping[bytes, bytes], receive: Any) -> bytes:
     """Return the body of a request, which must say that it is JSON: a form of another site cannot say that."""
     if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
         raise Problem(415, "not_json", "send the body as JSON, with `Content-Type: application/json`")
+    if b"content-encoding" in headers:
+        raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
     message = await receive()
     if not message.get("more_body"):
         return _part(message)

@@ -4,7 +4,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -19,6 +19,8 @@ class Metrics:
 
     def __init__(self, experiments: Mapping[str, Any]):
         self._experiments, self._registry = experiments, CollectorRegistry()
+        self._not_logged: Counts[tuple[str, str]] = Counts()
+        ProcessCollector(registry=self._registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ppl_bandit_{name}", text, ("experiment", *labels), registry=self._registry)
@@ -49,9 +51,18 @@ class Metrics:
             if number:
                 self._rewards.labels(experiment, is_new).inc(number)
 
-    def count_refusal(self, experiment: str, reason: str, number: int = 1) -> None:
+    def count_refusal(self, experiment: str, reason: str) -> None:
         """Count refused requests; an experiment that does not exist has no label, since callers could make up any number."""
-        self._refusals.labels(experiment if experiment in self._experiments else "", reason).inc(number)
+        name = experiment if experiment in self._experiments else ""
+        self._refusals.labels(name, reason).inc()
+        self._not_logged[name, reason] += 1
+
+    def new_refusals(self) -> list[str]:
+        """Return a line for the log about each reason of the refusals since the last call: a flood of them is few lines."""
+        found, self._not_logged = self._not_logged, Counts()
+        return [
+            f"{name or 'the service'}: refused {number} times: {why}" for (name, why), number in list(found.items())
+        ]
 
     def observe(self, experiment: str, kind: str, seconds: float) -> None:
         """Record how long an answer took."""
@@ -71,7 +82,7 @@ class Metrics:
             return GaugeMetricFamily(f"ppl_bandit_{name}", text, labels=["experiment", *filter(None, [label])])
 
         depth = gauge("queue_rows", "Rows that wait to be recorded.", "queue")
-        share = gauge("arm_share", "Share of each arm in all decisions of the experiment.", "arm")
+        share = gauge("arm_share_ratio", "Share of each arm in all decisions of the experiment.", "arm")
         single = {
             "ready": gauge("ready", "1 if the experiment is compiled, its journal works and its queues have room."),
             "pending": gauge("pending_decisions", "Decisions whose reward has not come."),

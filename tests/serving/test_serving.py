@@ -1,6 +1,7 @@
 """The service as its callers meet it: one real server in a process, with keys, a SQLite file and two experiments."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,8 @@ def test_a_batch_of_decisions_is_answered_whole_and_one_of_rewards_row_by_row(se
         (DECIDE, b'{"allowed": []}', {}, 422),
         (DECIDE, b'{"size": 9}', {}, 422),
         (DECIDE, b"{}", {"Content-Type": "text/plain"}, 415),
+        (DECIDE, b"{}", {"Content-Encoding": "gzip"}, 415),
+        (DECIDE, b'{"unit": "\\ud800"}', {}, 400),  # half a character
         (DECIDE, b"{}" + b" " * (1 << 20), {}, 413),
         (DECIDE, b"{}", {"X-Long": "x" * 20_000}, 431),
         (f"{DECIDE}/batch", json.dumps({"requests": [{}] * 1001}).encode(), {}, 413),
@@ -163,17 +166,45 @@ def test_what_is_read_agrees_with_the_library(service):
         assert service.call("GET", f"/v1/experiments/banner/{part}", None, "read")[0] == 200
     lines = service.call("GET", "/v1/experiments/banner/history", None, "read")[2].splitlines()
     rows = [json.loads(line) for line in lines]
-    assert {"decision", "time", "arm", "propensity", "unit", "context"} <= set(rows[0])
+    fields = {"decision", "time", "arm", "propensity", "unit", "context", "reward", "status", "position"}
+    assert fields <= set(rows[0])
+    after = service.call("GET", f"/v1/experiments/banner/history?after={rows[0]['position']}", None, "read")[2]
+    assert after.splitlines() == lines[1:]
     text = service.call("GET", "/metrics", None, "read")[2]
     assert 'ppl_bandit_decisions_total{arm="control",experiment="banner"}' in text
     assert "ppl_bandit_request_seconds_bucket" in text and 'ppl_bandit_ready{experiment="banner"} 1.0' in text
 
 
+def test_metrics_are_named_by_the_conventions_of_prometheus(service):
+    """Base units, `_total` for counters alone, a help text, and no name that callers make up."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    for name in ("banner", "made up"):
+        body = {"context": {"targetingKey": "of metrics"}}
+        service.call("POST", f"/ofrep/v1/evaluate/flags/{name.replace(' ', '%20')}", body, "decide")
+    families = list(parser.text_string_to_metric_families(service.call("GET", "/metrics", None, "read")[2]))
+    own = {family.name: family for family in families if family.name.startswith("ppl_bandit_")}
+    kinds = {name: family.type for name, family in own.items() if not name.endswith("_created")}
+    assert all(family.documentation for family in own.values())
+    assert {name for name, kind in kinds.items() if kind == "counter"} == {
+        "ppl_bandit_decisions",
+        "ppl_bandit_rewards",
+        "ppl_bandit_refusals",
+    }
+    assert {sample.name for sample in own["ppl_bandit_decisions"].samples} == {"ppl_bandit_decisions_total"}
+    assert not any("_ms" in name or "milli" in name or "percent" in name for name in kinds)
+    assert kinds["ppl_bandit_request_seconds"] == "histogram" and kinds["ppl_bandit_arm_share_ratio"] == "gauge"
+    assert "process_cpu_seconds" in {family.name for family in families}
+    labels = [sample.labels for family in own.values() for sample in family.samples]
+    assert {label.get("experiment") for label in labels} <= {"banner", "other", ""}
+    assert any(label.get("kind") == "flags" for label in labels)
+
+
 def test_an_administrator_pauses_retires_and_erases(service):
     path = "/v1/experiments/other"
-    decision = {"unit": "to erase"}
+    decision = {"unit": "to erase/by its path"}
     assert service.call("POST", f"{path}/decisions", decision, "decide")[0] == 200
-    assert service.call("DELETE", f"{path}/units/to%20erase", None, "admin")[0] == 204
+    assert "to erase" in service.call("GET", f"{path}/history", None, "read")[2]
+    assert service.call("DELETE", f"{path}/units/to%20erase%2Fby%20its%20path", None, "admin")[0] == 204
     assert "to erase" not in service.call("GET", f"{path}/history", None, "read")[2]
     assert service.call("POST", f"{path}/pause", None, "admin")[0] == 204
     status, _, problem = service.call("POST", f"{path}/decisions", decision, "decide")
@@ -298,5 +329,8 @@ def test_no_key_no_context_and_no_unit_is_in_the_log(service):
     decide(service, unit="a secret unit")
     service.call("POST", DECIDE, {"unit": "another secret unit", "context": {"secret entry": 1}}, "decide")
     service.call("POST", FLAG, {"context": {"targetingKey": "third secret unit"}}, "decide")
-    text = service.log.read_text()
+    ends = time.monotonic() + 10
+    while "banner: refused 1 times: invalid_context" not in (text := service.log.read_text()):
+        assert time.monotonic() < ends, text
+        time.sleep(0.2)
     assert "secret" not in text and not any(key in text for key in service.keys.values())

@@ -201,6 +201,7 @@ def test_a_journal_that_is_locked_answers_within_the_deadline_and_then_works_aga
 
         threads = [threading.Thread(target=send) for _ in range(12)]
         [thread.start() for thread in threads]
+        wait_until(lambda: service.call("GET", "/readyz")[0] == 503, 8)  # it was not written for 5 s
         [thread.join() for thread in threads]
         lock.execute("ROLLBACK")
         lock.close()
