@@ -20,13 +20,16 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         from ppl_bandit.serving.server import check_address, serve
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: python -m pip install 'ppl_bandit[serve]'") from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("ppl_bandit").setLevel(logging.INFO)  # not of jax, which tells of processors that are not there
     keys = None if arguments.keys is None else KeyFile(arguments.keys)
     check_address(arguments.host, keys)
     configured = _experiments(arguments)
     journals: dict[str, Journal] = {}
-    progress(f"opening {', '.join(configured)}")
-    bandits = {name: open_bandit(name, own, journals) for name, own in configured.items()}
+    bandits = {}
+    for name, own in configured.items():
+        progress(f"{name}: reading the program and opening the journal")
+        bandits[name] = open_bandit(name, own, journals)
     values = {
         name: _flag_values(own["values"], bandits[name].arms) for name, own in configured.items() if "values" in own
     }

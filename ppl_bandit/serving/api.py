@@ -14,7 +14,7 @@ from ppl_bandit.serving.hot import unknown_experiment
 from ppl_bandit.serving.keys import Access
 from ppl_bandit.serving.messages import Message, RewardValue, Text
 from ppl_bandit.serving.metrics import Metrics
-from ppl_bandit.serving.problems import REFUSALS, Problem, ProblemDocument, or_raise
+from ppl_bandit.serving.problems import Problem, or_raise
 
 _MAX_ROWS = 10_000
 _ROWS_PER_PART = 200  # of a streamed history
@@ -26,13 +26,7 @@ class NewArm(Message):
     name: Text | None = None
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the refusals of a route for its documentation."""
-    content = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}}}
-    return {status: {"description": "refused", "content": content} for status in statuses}
-
-
-_WITHOUT_ANSWER: dict[str, Any] = {"status_code": 204, "response_class": Response, "responses": problems(*REFUSALS)}
+_WITHOUT_ANSWER: dict[str, Any] = {"status_code": 204, "response_class": Response}
 
 
 class _Doors:
@@ -70,9 +64,8 @@ def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics
 def _add_reading(router: APIRouter, doors: _Doors) -> None:
     """Add what a role may read."""
     Read = Annotated[ServedExperiment, Depends(doors.opener("read"))]
-    everywhere: dict[str, Any] = {"tags": ["read"], "responses": problems(*REFUSALS)}
 
-    @router.get("/v1/experiments", tags=["read"], responses=problems(401, 403, 500))
+    @router.get("/v1/experiments", tags=["read"])
     def list_experiments(request: Request) -> dict[str, Any]:
         """List the experiments that the key opens."""
         access = doors.enter(request)
@@ -80,26 +73,26 @@ def _add_reading(router: APIRouter, doors: _Doors) -> None:
         opened = [experiment for name, experiment in doors.experiments.items() if access.opens(name)]
         return {"experiments": [_state(experiment) for experiment in opened]}
 
-    @router.get("/v1/experiments/{name}", **everywhere)
+    @router.get("/v1/experiments/{name}", tags=["read"])
     def show_experiment(experiment: Read) -> dict[str, Any]:
         """Show one experiment."""
         return _state(experiment)
 
     def add(part: str, summary: str, read: Callable[[ServedExperiment], dict[str, Any]]) -> None:
-        @router.get(f"/v1/experiments/{{name}}/{part}", name=part, summary=summary, **everywhere)
+        @router.get(f"/v1/experiments/{{name}}/{part}", name=part, summary=summary, tags=["read"])
         def reading(experiment: Read) -> dict[str, Any]:
             return experiment.reading(part, lambda: to_plain(read(experiment)))
 
     for part, (summary, read) in _READINGS.items():
         add(part, summary, read)
 
-    @router.get("/v1/experiments/{name}/pending", **everywhere)
+    @router.get("/v1/experiments/{name}/pending", tags=["read"])
     def pending(experiment: Read, limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> dict[str, Any]:
         """List the decisions that wait for a reward, oldest first."""
         rows = experiment.reading("pending", lambda: to_plain(rows_of(experiment.bandit.pending())))
         return {"rows": rows[:limit]}
 
-    streamed = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **everywhere["responses"]}
+    streamed: Any = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
 
     @router.get("/v1/experiments/{name}/history", tags=["read"], responses=streamed, response_class=StreamingResponse)
     def history(experiment: Read, after: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> StreamingResponse:
@@ -123,7 +116,7 @@ def _add_correcting(router: APIRouter, doors: _Doors) -> None:
     Decision = Annotated[str, Path(max_length=256)]
     address = "/v1/experiments/{name}/decisions/{decision}"
 
-    @router.put(f"{address}/reward", tags=["decide"], responses=problems(*REFUSALS))
+    @router.put(f"{address}/reward", tags=["decide"])
     async def correct(experiment: Decide, decision: Decision, body: RewardValue) -> dict[str, bool]:
         """Replace the reward of a decision; the posterior then is as if only the new one had been reported."""
         if (body.reward is None) == (body.outcomes is None):
@@ -142,7 +135,7 @@ def _add_administration(router: APIRouter, doors: _Doors) -> None:
     Name = Annotated[str, Path(min_length=1, max_length=256)]
     changes: dict[str, Any] = {"tags": ["admin"], **_WITHOUT_ANSWER}
 
-    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201, responses=problems(*REFUSALS))
+    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201)
     def add_arm(experiment: Admin, body: NewArm) -> dict[str, Any]:
         """Add an arm, which starts at its prior, or bring back a retired one."""
         return {"arm": _changed(experiment, lambda: experiment.bandit.add_arm(body.name))}
@@ -172,12 +165,12 @@ def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
     """Add what a monitoring system asks."""
 
     # In the event loop: it answers while every thread reads.
-    @router.get("/healthz", tags=["monitoring"], responses=problems(500))
+    @router.get("/healthz", tags=["monitoring"])
     async def healthz() -> dict[str, str]:
         """Say that the process is alive."""
         return {"status": "alive"}
 
-    @router.get("/readyz", tags=["monitoring"], responses=problems(503))
+    @router.get("/readyz", tags=["monitoring"])
     async def readyz() -> dict[str, str]:
         """Say whether every experiment is compiled, its journal works, and its queues have room."""
         why = {reason for own in doors.experiments.values() if (reason := own.not_ready())}
@@ -185,7 +178,7 @@ def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
             raise Problem(503, "not_ready", "; ".join(sorted(why)), retry_after=2)
         return {"status": "ready"}
 
-    @router.get("/metrics", tags=["monitoring"], responses=problems(401, 403, 500), response_class=Response)
+    @router.get("/metrics", tags=["monitoring"], response_class=Response)
     def show_metrics(request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
         doors.gate.check(doors.enter(request), "read", None)

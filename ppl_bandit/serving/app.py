@@ -111,7 +111,8 @@ def create_app(
 
     async def refuse(request: Request, error: Exception) -> Response:
         problem = _as_problem(error)
-        metrics.count_refusal(request.path_params.get("name", ""), problem.code)
+        if request.url.path != "/readyz":  # its answer is no refusal
+            metrics.count_refusal(request.path_params.get("name", ""), problem.code)
         if pages.has(request.scope.get("endpoint")) and problem.status != 405:
             return pages.refusal(request, problem)
         routes = [route for router in routers for route in router.routes]

@@ -6,6 +6,7 @@ script but the service's own file. Changes come from the dashboard's own pages a
 
 import inspect
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ _HEADERS = {
 }
 _NUM_POINTS = 100  # of the curves over time
 _NUM_CURVES = 6
-_NUM_ROWS = 20  # of the table of arms; more unfold
+_NUM_ROWS = 20  # of the table of arms; a link shows them all
 _WIDTH, _HEIGHT = 600, 160  # of the curves
 
 
@@ -69,7 +70,7 @@ class Pages:
         )
         self._templates.filters |= {
             "number": _number,
-            "percent": lambda share: f"{100 * share:.0f}%",
+            "percent": lambda share: "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%",
             "segment": lambda s: quote(str(s), ""),
         }
 
@@ -120,12 +121,12 @@ class Pages:
         rows = [(own, own.not_ready(), _report_lines(own)[:1]) for own in opened]
         return self._page("index.html", title="Experiments", rows=rows)
 
-    def _experiment(self, request: Request, name: str) -> Response:
+    def _experiment(self, request: Request, name: str, arms: str = "") -> Response:
         access = self._enter(request, "read", name)
         own = self._experiments[name]
         found = own.reading("page", lambda: _page_values(own)) if own.state == "ready" else {}
         values = {"own": own, "why": own.not_ready(), "is_admin": access.has_role("admin"), **found}
-        return self._page("experiment.html", title=name, **values)
+        return self._page("experiment.html", title=name, **values, shows_all=arms == "all", num_rows=_NUM_ROWS)
 
     def _confirm(self, request: Request, name: str, change: str, arm: str = "") -> Response:
         self._enter(request, "admin", name)
@@ -152,7 +153,7 @@ class Pages:
         answer.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=is_secure, max_age=30 * 86400)
         return answer
 
-    def _logout(self) -> Response:
+    def _logout(self, fields: _Form) -> Response:
         answer = RedirectResponse("/login", 303, _HEADERS)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
@@ -200,9 +201,9 @@ def _page_values(own: ServedExperiment) -> dict[str, Any]:
     ]
     curves, top = _curves(own, order[:_NUM_CURVES])
     return {
+        "time": time.strftime("%H:%M:%S", time.gmtime()),
         "lines": report.text.splitlines(),
-        "arms": arms[:_NUM_ROWS],
-        "more_arms": arms[_NUM_ROWS:],
+        "arms": arms,
         "curves": list(zip(("P(best) at each decision", "Probability of being played"), curves, strict=False)),
         "top": top,
         "legend": [found.arms[index] for index in order[:_NUM_CURVES]],

@@ -34,6 +34,7 @@ _DEFAULT_LIMITS = Limits()
 _SECONDS_BETWEEN_COUNTS = 30.0  # of pending decisions and alarms
 _PAUSE_PER_COUNT = 50  # times as long as the count took: long journals are counted less often
 _SECONDS_BETWEEN_READINGS = 1.0  # of the same report, however many ask for it
+_PAUSE_PER_READING = 9  # times as long as it took, so that open dashboards take at most a tenth of the process
 
 
 class Correction(NamedTuple):
@@ -155,11 +156,12 @@ class ServedExperiment:
     def reading(self, name: str, read: Callable[[], Any]) -> Any:
         """Return what a function reads, computed at most once a second, by one thread at a time."""
         with self._reading:
-            found = self._readings.get(name)
-            if found is None or time.monotonic() - found[0] > _SECONDS_BETWEEN_READINGS:
-                found = time.monotonic(), read()
-                self._readings[name] = found
-            return found[1]
+            begun = time.monotonic()
+            if name not in self._readings or begun > self._readings[name][0]:
+                value, ends = read(), time.monotonic()
+                pause = max(_SECONDS_BETWEEN_READINGS, _PAUSE_PER_READING * (ends - begun))
+                self._readings[name] = ends + pause, value
+            return self._readings[name][1]
 
     def looks(self) -> list[dict[str, Any]]:
         """Return the looks of a designed experiment, oldest first."""

@@ -88,7 +88,7 @@ class Metrics:
             "pending": gauge("pending_decisions", "Decisions whose reward has not come."),
             "overdue": gauge("overdue_decisions", "Pending decisions that are older than the reward window."),
             "alarms": gauge("alarms", "Alarms that are raised now."),
-            "posterior_age": gauge("posterior_age_seconds", "Seconds since the posterior last changed."),
+            "posterior_age": gauge("posterior_age_seconds", "Seconds since this process learnt a reward."),
         }
         for name, experiment in self._experiments.items():
             for queue in experiment.queues:

@@ -75,17 +75,13 @@ def complete_document(document: dict[str, Any]) -> dict[str, Any]:
     schemas.update(models_json_schema(kinds, ref_template="#/components/schemas/{model}")[1]["$defs"])
     for path, kind, summary, answers in _HOT:
         is_flag = path.startswith("/ofrep")
-        refusals = {str(status): _refusal(is_flag) for status in REFUSALS}
         answer = {"anyOf": [_ref(one.__name__) for one in answers]}
         operation: dict[str, Any] = {
             "tags": ["OpenFeature" if is_flag else "decide"],
             "summary": summary,
             "operationId": f"{kind.__name__}_{path.strip('/').replace('/', '_').replace('{name}', 'name')}",
             "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(kind.__name__)}}},
-            "responses": {
-                "200": {"description": "done", "content": {"application/json": {"schema": answer}}},
-                **refusals,
-            },
+            "responses": {"200": {"description": "done", "content": {"application/json": {"schema": answer}}}},
         }
         if path == "/ofrep/v1/evaluate/flags":
             operation["responses"]["304"] = {"description": "as the ETag in If-None-Match"}
@@ -97,12 +93,12 @@ def complete_document(document: dict[str, Any]) -> dict[str, Any]:
         schemas.pop(schema, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
+        has_key = path.startswith(("/v1", "/ofrep", "/metrics"))
         for operation in operations.values():
-            if path.startswith(("/v1", "/ofrep", "/metrics")):
+            if has_key:
                 operation["security"] = [{"key": []}]
-            refused = operation["responses"].get("422", {}).get("content", {})
-            if "application/json" in refused:
-                operation["responses"]["422"] = _refusal(False)
+            refusal = _refusal(path.startswith("/ofrep"))
+            operation["responses"] |= {str(status): refusal for status in (REFUSALS if has_key else (500, 503))}
     return document
 
 

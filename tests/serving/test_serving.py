@@ -1,6 +1,7 @@
 """The service as its callers meet it: one real server in a process, with keys, a SQLite file and two experiments."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -272,13 +273,27 @@ def test_a_form_of_another_site_changes_nothing_and_stored_markup_is_text(servic
     """Without a browser: what its `Origin` says decides, also with the cookie of an administrator."""
     cookie = {"Cookie": f"ppl_bandit_key={service.keys['admin']}", "Content-Type": "application/x-www-form-urlencoded"}
     for origin in ({}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
-        for path, form in (("/experiments/banner/pause", b""), ("/experiments/banner/retire", b"arm=low")):
+        changes = (("/experiments/banner/pause", b""), ("/experiments/banner/retire", b"arm=low"), ("/logout", b""))
+        for path, form in changes:
             assert service.call("POST", path, headers=cookie | origin, raw=form)[0] == 403
     state = service.call("GET", "/v1/experiments/banner", None, "read")[2]
     assert state["is_paused"] is False and "low" not in state["retired"]
     status, headers, page = service.call("GET", "/experiments/banner", headers=cookie)
     assert status == 200 and "script-src 'self'" in headers["Content-Security-Policy"]
     assert "<img" not in page and page.count("<script") == 1 and "&lt;img" in page and "&lt;script&gt;" in page
+
+
+def test_the_pages_load_nothing_from_another_host(service):
+    cookie = {"Cookie": f"ppl_bandit_key={service.keys['admin']}"}
+    for path in ("/", "/docs", "/login", "/experiments/banner", "/experiments/banner/pause"):
+        status, headers, page = service.call("GET", path, headers=cookie)
+        addresses = re.findall(r"""(?:src|href|action|hx-get)=["']([^"']*)""", page)
+        assert status == 200 and len(addresses) >= 4
+        assert all(address[:1] == "/" and address[:2] != "//" or address == "data:," for address in addresses), (
+            addresses
+        )
+        policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == "'none'" and policy["script-src"] == policy["style-src"] == "'self'"
 
 
 def test_the_dashboard_in_a_browser(service):
