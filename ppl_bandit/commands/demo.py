@@ -24,8 +24,9 @@ HURDLE_NOTE = (
     "  Why hurdle is near random play: its arms earn 6, 8 and 6 per visitor, and one reward has a standard deviation of 14 to\n"
     f"  26, so {NUM_STEPS} decisions hardly tell the arms apart."
 )
-# Between one result and the next, measured on two busy cores; the first has the start of both processes in it.
-_SECONDS = (45.0, 28.0, 21.0, 21.0, 14.0, 9.0)
+# Between one result and the next on two idle cores: CPU seconds of one run of two processes without a cache. In that run the
+# cores were shared with others, and the times were 11 times as long, each share of the whole within a tenth.
+_SECONDS = (13.5, 7.0, 6.5, 5.0, 4.5, 2.0)
 _NUM_BLOCKS = 15  # points of a curve, each an average over steps
 
 
@@ -56,11 +57,11 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         f"proving {len(CONJUGATE_MODELS)} bundled models exact, and simulating {NUM_REALIZATIONS} realizations of {NUM_STEPS} "
         "steps of each; regret of the bandit, and of random play"
     )
+    results = list[DemoResult]()
+    progress("starting two processes; the first model takes longest, because each process imports and compiles first")
+    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models", seconds=_SECONDS[: len(CONJUGATE_MODELS)])
     from ppl_bandit.simulation.chunks import run_in_processes
 
-    results = list[DemoResult]()
-    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models", seconds=_SECONDS[: len(CONJUGATE_MODELS)])
-    progress("starting two processes; the first model takes longest, because each process imports and compiles first")
     for result in run_in_processes([partial(_play, name, arguments.seed) for name in CONJUGATE_MODELS]):
         mean, error = result.regret["double sampling"]
         at_random, _ = result.regret["random play"]

@@ -15,5 +15,6 @@ def test_the_time_left_counts_what_the_units_take(monkeypatch, capsys, seconds, 
     advance = progress.progress_reporter("demo", 4, "models", seconds=seconds)
     for _ in range(4):
         advance(1)
-    left = [int(number) for number in re.findall(r"about (\d+) s left", capsys.readouterr().err)]
-    assert left == expected
+    said = capsys.readouterr().err
+    assert [int(number) for number in re.findall(r"about (\d+) s left", said)] == expected
+    assert ("about 50 s on two idle cores" in said) == (seconds is not None)  # before anything is done
