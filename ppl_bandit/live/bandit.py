@@ -46,12 +46,13 @@ from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_b
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.reward_rows import learn_rows
+from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.live.windows import check_windows
 from ppl_bandit.posterior.deciding import SIZES
-from ppl_bandit.posterior.learning import Learner, prepare_batches, start
+from ppl_bandit.posterior.learning import Learner, prepare_batches, prepare_draws, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -185,12 +186,17 @@ class Bandit(ReadableBandit):
     def warm_up(self, batches: bool = False) -> None:
         """Wait until the first decision and the first update are compiled; the constructor starts both in the background.
 
+        It compiles what the first report reads, too: the laws of the arms, or draws where they have no closed form.
+
         Args:
             batches: whether to compile `select_many` and `update_many` too, for batches of every size.
         """
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
+        exact = None if self.model.context is not None else closed_form(self._learner)
+        if exact is None or not exact.is_complete:
+            prepare_draws(self._task, self._learner)
         import pandas  # noqa: F401 - a quarter of the time of the first `report`
 
     @overload

@@ -23,7 +23,7 @@ from ppl_bandit.program.model.tracing import forbid_programs
 from ppl_bandit.runtime.compile_ahead import CompiledAhead, traced_once
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
 from ppl_bandit.runtime.random_draws import fold_in
-from ppl_bandit.runtime.xla_options import batch_options, in_order_options, large_options, quick_options, small_options
+from ppl_bandit.runtime.xla_options import batch_options, large_options, quick_options, small_options
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
 
 __all__ = [
@@ -65,8 +65,8 @@ class CompiledFunctions(NamedTuple):
         update: (seed, stored, rows from `pack_rows`, contexts) -> (stored, packed `UpdateResult`).
         quick_update: the same for one row by the engine's `quick_update`, with `changed_leaves` of the state; None if the
             engine has none.
-        draw: (seed, stored, M) -> draws.
-        expected_rewards: (seed, stored, context, M) -> (M, A).
+        draw: M -> the function (seed, stored, context) -> draws.
+        expected_rewards: M -> the function (seed, stored, context) -> (M, A).
     """
 
     init: CompiledAhead
@@ -74,8 +74,8 @@ class CompiledFunctions(NamedTuple):
     select_many: CompiledAhead
     update: CompiledAhead
     quick_update: CompiledAhead | None
-    draw: Callable
-    expected_rewards: Callable
+    draw: Callable[[int], CompiledAhead]
+    expected_rewards: Callable[[int], CompiledAhead]
 
     def first_functions(self) -> Iterator[tuple[str, CompiledAhead]]:
         """Yield the functions of the first decision and update, by name."""
@@ -166,14 +166,9 @@ def compiled_functions(
     )
 
 
-def _for_num_draws(function: Callable) -> Callable:
-    """Return a function of (..., number of draws) that is compiled on its first call for each number."""
-
-    @functools.lru_cache(maxsize=8)
-    def for_num(num: int) -> CompiledAhead:
-        return CompiledAhead(functools.partial(function, num), in_order_options)
-
-    return lambda *args: for_num(args[-1])(*args[:-1])
+def _for_num_draws(function: Callable) -> Callable[[int], CompiledAhead]:
+    """Return the function for each number of draws, its first argument."""
+    return functools.lru_cache(maxsize=8)(lambda num: CompiledAhead(functools.partial(function, num)))
 
 
 def _selection_row(selection: Selection) -> Array:

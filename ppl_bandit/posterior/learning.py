@@ -29,6 +29,7 @@ __all__ = [
     "fold",
     "pad_rows",
     "prepare_batches",
+    "prepare_draws",
     "start",
 ]
 
@@ -179,13 +180,21 @@ def draw(learner: Learner, num_samples: int, context: Any = None) -> dict[str, n
         context: if latents move, the draws are predicted to its time; None reads the next step.
     """
     with jax.enable_x64(True):
-        return jax.device_get(learner.run.draw(learner.seed, learner.stored, context, num_samples))
+        return jax.device_get(learner.run.draw(num_samples)(learner.seed, learner.stored, context))
+
+
+def prepare_draws(task: Task, learner: Learner) -> None:
+    """Compile `draw` for the task's number of draws."""
+    function = learner.run.draw(task.num_samples)
+    with jax.enable_x64(True):
+        function.prepare(learner.seed, learner.stored, None)
+    function.wait()
 
 
 def draw_expected_rewards(learner: Learner, context: Any, num_samples: int) -> np.ndarray:
     """Return posterior draws of each arm's expected reward, (M, A)."""
     with jax.enable_x64(True):
-        return np.asarray(learner.run.expected_rewards(learner.seed, learner.stored, context, num_samples))
+        return np.asarray(learner.run.expected_rewards(num_samples)(learner.seed, learner.stored, context))
 
 
 def evidence_of(learner: Learner) -> tuple[float, float]:

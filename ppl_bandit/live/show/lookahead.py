@@ -131,12 +131,13 @@ def simulated_pseudo_counts(
         return jnp.stack([jnp.mean(column) for column in columns])
 
     with jax.enable_x64(True):
-        keys = jr.split(jr.key(seed), num_draws)
         over_draws = jax.vmap(simulate, in_axes=(0, 0, None, None if chosen is None else 0))
-        run = quick_jit(
-            lambda keys, latents, arms, rows: jax.lax.map(lambda arm: over_draws(keys, latents, arm, rows), arms)
-        )
-        means = np.asarray(run(keys, dict(draws), arms, chosen))  # (arms, M, columns)
+
+        def run(key: Any, latents: Any, arms: Any, rows: Any) -> Any:
+            keys = jr.split(key, num_draws)
+            return jax.lax.map(lambda arm: over_draws(keys, latents, arm, rows), arms)
+
+        means = np.asarray(quick_jit(run)(jr.key(seed), dict(draws), arms, chosen))  # (arms, M, columns)
     found = np.full(table.shape[1], np.inf)
     for position, arm in enumerate(arms):
         found[arm] = num / max(_explained(means[position], table[:, arm]), _LEAST_SHARE) - num
