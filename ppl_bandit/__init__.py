@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ppl_bandit.comparison import compare
     from ppl_bandit.deciders.decider import Decider
     from ppl_bandit.deciders.sealer import Sealer
-    from ppl_bandit.evaluation.evaluate import evaluate
+    from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms
     from ppl_bandit.evaluation.evaluation import Evaluation
     from ppl_bandit.evaluation.rejection import evaluate_by_rejection
     from ppl_bandit.journal.journal import Journal
@@ -27,9 +27,14 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.standings import Tuned
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.trials import stopping
+    from ppl_bandit.trials.after_stopping import adjusted_estimates
     from ppl_bandit.trials.calibrate import calibrate
     from ppl_bandit.trials.design import Design
-    from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
+    from ppl_bandit.trials.operating_characteristics import (
+        OperatingCharacteristics,
+        operating_characteristics,
+        sweep_priors,
+    )
     from ppl_bandit.trials.rows_for_power import rows_for_power
     from ppl_bandit.types import (
         AlreadyRewarded,
@@ -81,16 +86,19 @@ __all__ = [
     "Tuned",
     "UnknownArm",
     "UnknownDecision",
+    "adjusted_estimates",
     "calibrate",
     "compare",
     "engines",
     "evaluate",
+    "evaluate_arms",
     "evaluate_by_rejection",
     "operating_characteristics",
     "rows_for_power",
     "selectors",
     "simulate",
     "stopping",
+    "sweep_priors",
     "tune",
 ]
 
@@ -102,12 +110,15 @@ _HOMES = {
     "Slate": "live.decisions",
     "Design": "trials.design",
     "OperatingCharacteristics": "trials.operating_characteristics",
+    "adjusted_estimates": "trials.after_stopping",
     "calibrate": "trials.calibrate",
     "operating_characteristics": "trials.operating_characteristics",
     "rows_for_power": "trials.rows_for_power",
+    "sweep_priors": "trials.operating_characteristics",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",
     "evaluate": "evaluation.evaluate",
+    "evaluate_arms": "evaluation.evaluate",
     "evaluate_by_rejection": "evaluation.rejection",
     "Journal": "journal.journal",
     "JournalError": "journal.stores.store",

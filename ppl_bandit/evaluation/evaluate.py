@@ -1,12 +1,13 @@
 """Evaluate an arm, a difference or a policy on the decisions of an experiment."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions, resolve_arguments
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, decisions_from_frame
 from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
@@ -19,7 +20,10 @@ from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["evaluate", "find_model", "logged_decisions", "valued_decisions"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["evaluate", "evaluate_arms", "find_model", "logged_decisions", "valued_decisions"]
 
 _NUM_DRAWS = 2000
 _MOST_CONTEXTS = 200
@@ -94,6 +98,48 @@ def evaluate(
         posterior=posterior if is_maximised and not model.moving_sites else None,
         probs_of=probs_of,
     )
+
+
+def evaluate_arms(
+    log: Any,
+    *,
+    model: RewardModel | None = None,
+    level: float = 0.95,
+    bounds: tuple[float, float] | None = None,
+    name: str = "default",
+    outcome: str | None = None,
+    arms: Sequence[Any] | None = None,
+    value: Callable[..., Any] | None = None,
+) -> "pandas.DataFrame":
+    """Evaluate all arms, with intervals that hold together: all of A contain their arm's mean with probability `level`.
+
+    Each has the level 1 - (1 - level) / A (Bonferroni). So the arm with the best estimate may be chosen after looking at them.
+
+    Args:
+        log, model, bounds, name, outcome, arms, value: as in `evaluate`.
+        level: of all intervals together, and of all confidence sequences together.
+
+    Returns:
+        A DataFrame by arm: estimate, standard_error, lower, upper, as of `evaluate`; sequence_lower, sequence_upper, the last
+        row of the confidence sequence; is_refused.
+    """
+    import pandas
+
+    model = find_model(log, model)
+    decisions, is_maximised = valued_decisions(log, model, name=name, outcome=outcome, arms=arms, value=value)
+    names = list(decisions.names)
+    resolve_arguments(decisions, names[0], level, bounds, None, None)  # before the slow work
+    means = None
+    if model is not None and is_maximised:
+        means = follow_posterior(model, engine_of(model), decisions).means
+    each = 1.0 - (1.0 - level) / len(names)
+    rows = []
+    for arm in names:
+        found = evaluate_decisions(decisions, arm, level=each, bounds=bounds, means=means)
+        ends = found.sequence.iloc[-1][["lower", "upper"]]
+        rows.append((found.estimate, found.standard_error, *found.interval, *ends, found.is_refused))
+    columns = ["estimate", "standard_error", "lower", "upper", "sequence_lower", "sequence_upper", "is_refused"]
+    return pandas.DataFrame(rows, index=pandas.Index([shown_name(arm) for arm in names], name="arm"), columns=columns)
 
 
 def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:

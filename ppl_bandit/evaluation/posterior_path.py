@@ -1,8 +1,8 @@
 """The posterior along a log: what the model expected, and what a selector would have played, before each logged decision.
 
-A reward model that is wrong costs width, not validity: what counts is that nothing at a decision depends on its own outcome
-or on later ones. So rows may be learnt in blocks: within a block the posterior is that of the rows before it. If latents
-move, a block is one row, and its posterior is that of its own step.
+It is a rollout that takes the log's arms and outcomes. A reward model that is wrong costs width, not validity: what counts is
+that nothing at a decision depends on its own outcome or on later ones. So rows may be learnt in blocks: within a block the
+posterior is that of the rows before it. If latents move, a block is one row, and its posterior is that of its own step.
 """
 
 import functools
@@ -19,16 +19,21 @@ from ppl_bandit import engines
 from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.simulation.rollouts import initial_state
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.simulation.rollouts import (
+    Choice,
+    Keys,
+    Play,
+    Played,
+    Step,
+    follow_log,
+    initial_state,
+    log_steps,
+    play_function,
+)
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = [
-    "NUM_SAMPLES",
-    "PosteriorPath",
-    "engine_of",
-    "follow_posterior",
-    "rows_as_interaction",
-]
+__all__ = ["NUM_SAMPLES", "PosteriorPath", "engine_of", "follow_posterior", "rows_of_log"]
 
 _MAX_BLOCKS = 500
 NUM_SAMPLES = 400  # posterior draws at each decision
@@ -58,12 +63,24 @@ def engine_of(model: RewardModel) -> Engine:
 
 
 @functools.lru_cache(maxsize=8)
-def _path_functions(
+def _path_function(
     model: RewardModel, engine: Engine, selector: Selector | None, has_scores: bool
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the compiled functions that read a block and learn it; logs of one length share them."""
-    read = functools.partial(_read_block, model, engine, selector, has_scores)
-    return jax.jit(read), jax.jit(engine.update)
+) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Return the compiled function (key, state, steps) -> (last state, what was read); logs of similar lengths share it."""
+
+    def decide(keys: Keys, play: Play, step: Step, contexts: Any) -> Choice:
+        assert step.rows is not None
+        return Choice(step.rows.arm, _read(model, engine, selector, has_scores, keys.context, play.state, step))
+
+    def record(key: Any, play: Play, played: Played) -> tuple[Play, dict[str, Any]]:
+        return play, played.choice.chosen
+
+    @quick_jit
+    def follow(key: Any, state: Any, steps: Step) -> tuple[Any, dict[str, Any]]:
+        end, found = follow_log(play_function(key, engine, decide, record), Play(state), steps)
+        return end.state, found
+
+    return follow
 
 
 def follow_posterior(
@@ -82,70 +99,50 @@ def follow_posterior(
     """
     num_rows = log.arm.size
     size = 1 if model.moving_sites else -(-num_rows // _MAX_BLOCKS)
-    num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(0))
-        state = initial_state(key_init, engine, num_blocks * size)
+        state = initial_state(key_init, engine, -(-num_rows // size) * size)
         without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
-        read, update = _path_functions(model, without_text, selector, has_scores)
-        parts: list[dict[str, np.ndarray]] = []
-        for block in range(num_blocks):
-            key_read, key_update = jr.split(jr.fold_in(key_blocks, block))
-            start, stop = block * size, min((block + 1) * size, num_rows)
-            rows, contexts = rows_as_interaction(model, log, start, stop, size)
-            steps = jnp.arange(start + 1, start + size + 1)
-            found = read(key_read, state, rows, contexts, steps)
-            parts.append({name: np.asarray(values)[: stop - start] for name, values in found.items()})
-            state, _ = update(key_update, state, rows)
-    return PosteriorPath(state, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        follow = _path_function(model, without_text, selector, has_scores)
+        state, found = follow(key_blocks, state, log_steps(*rows_of_log(model, log), size=size))
+        found = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[:num_rows], found)
+    return PosteriorPath(state, **found)
 
 
-def _read_block(
-    model: RewardModel,
-    engine: Engine,
-    selector: Selector | None,
-    has_scores: bool,
-    key: Any,
-    state: Any,
-    rows: Interaction,
-    contexts: Any,
-    steps: Any,
+def _read(
+    model: RewardModel, engine: Engine, selector: Selector | None, has_scores: bool, key: Any, state: Any, step: Step
 ) -> dict[str, Any]:
-    """Return those arrays of a `PosteriorPath` that were asked for, for the rows of a block."""
+    """Return those arrays of a `PosteriorPath` that were asked for, for the rows of a step, before they are learnt."""
     key_draw, key_select = jr.split(key)
-    at_row = state
-    if engine.capabilities.advance is not None:  # latents move, so the block is one row
+    at_row, rows, contexts = state, step.rows, step.contexts
+    assert rows is not None
+    if engine.capabilities.advance is not None:  # latents move, so the step is one row
         first = jax.tree.map(lambda leaf: leaf[0], contexts)
         at_row = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, first)
     draws = engine.sample(key_draw, at_row, NUM_SAMPLES)
 
-    def read(key_row: Any, context: Any, step: Any) -> dict[str, Any]:
+    def read(key_row: Any, context: Any, number: Any) -> dict[str, Any]:
         found = {"means": jnp.mean(model.expected_rewards(draws, context), axis=0)}
         if selector is not None:
             decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
-            found["probs"] = decide(*jr.split(key_row), state, context, step).propensities
+            found["probs"] = decide(*jr.split(key_row), state, context, number).propensities
         return found
 
-    found = jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)
+    num_rows = rows.arm.shape[0]
+    found = jax.vmap(read)(jr.split(key_select, num_rows), contexts, step.number + jnp.arange(num_rows))
     if has_scores:
         log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
         found["log_scores"] = jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(NUM_SAMPLES)
     return found
 
 
-def rows_as_interaction(
-    model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int
-) -> tuple[Interaction, Any]:
-    """Return rows of a log as they are learnt, repeated up to a fixed size and masked there, and their contexts as decided."""
-    index = np.minimum(np.arange(start, start + size), stop - 1)
+def rows_of_log(model: RewardModel, log: LoggedDecisions) -> tuple[Interaction, Any]:
+    """Return the rows of a log as they are learnt, and their contexts as they were decided."""
     outcomes = {model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
     if set(outcomes) != set(model.outcomes):
         raise ValueError(f"the log has the outcomes {sorted(outcomes)}, but the model has {sorted(model.outcomes)}")
-    rewards = {name: jnp.asarray(np.asarray(values)[index]) for name, values in outcomes.items()}
     decided, learnt = None, None
     if model.context is not None:
-        own = log.contexts, log.contexts if log.learnt_contexts is None else log.learnt_contexts
-        decided, learnt = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), own)
-    reward = rewards if len(rewards) > 1 else next(iter(rewards.values()))
-    mask = jnp.asarray(np.arange(start, start + size) < stop)
-    return Interaction(jnp.asarray(log.arm[index]), reward, learnt, mask), decided
+        decided, learnt = log.contexts, log.contexts if log.learnt_contexts is None else log.learnt_contexts
+    reward = dict(outcomes) if len(outcomes) > 1 else next(iter(outcomes.values()))
+    return Interaction(log.arm, reward, learnt), decided  # type: ignore[arg-type]

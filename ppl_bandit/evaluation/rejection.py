@@ -1,7 +1,8 @@
 """What another selector would have earned if it had made the decisions itself: rejection sampling from a log.
 
-The accepted rows are one path of that selector (Mandel, Liu, Brunskill and Popovic, 2016, "Offline evaluation of online
-reinforcement learning algorithms"). The path is shorter than the log, and the answer is for its length.
+It is a rollout that accepts rows of the log. The accepted rows are one path of that selector (Mandel, Liu, Brunskill and
+Popovic, 2016, "Offline evaluation of online reinforcement learning algorithms"). The path is shorter than the log, and the
+answer is for its length.
 """
 
 import math
@@ -17,11 +18,21 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction
+from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_of_log
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.simulation.rollouts import initial_state
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.simulation.rollouts import (
+    Play,
+    Played,
+    Step,
+    accept_logged,
+    follow_log,
+    initial_state,
+    log_steps,
+    play_function,
+)
+from ppl_bandit.types import Engine, Selector
 
 __all__ = ["RejectionResult", "accept_function", "accepted_rows", "evaluate_by_rejection"]
 
@@ -105,29 +116,21 @@ def evaluate_by_rejection(
 
 
 def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> Callable[..., Any]:
-    """Return a compiled function that decides which rows of a log a selector accepts; logs of one length share it.
+    """Return a compiled function that decides which rows of a log a selector accepts; logs of similar lengths share it.
 
-    It takes a key, the engine's state before the first row, the rows, the contexts at the decisions, their
-    propensities, and the largest ratio pi(a) / e(a), or None for the largest of each row. It returns a flag per row.
+    It takes a key, the engine's state before the first row, the steps of the log, and the largest ratio pi(a) / e(a), or None
+    for the largest of each row. It returns a flag per step.
     """
-    decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
+    select = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
 
-    def step(carry: tuple[Any, Any, Any], row: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], Any]:
-        state, num_accepted, bound = carry
-        key, arm, outcome, propensities, context, learnt = row
-        key_draw, key_select, key_accept, key_update = jr.split(key, 4)
-        probs = decide(key_draw, key_select, state, context, num_accepted + 1).propensities
-        ratio = probs / propensities
-        limit = jnp.max(ratio) if bound is None else bound
-        is_accepted = jr.uniform(key_accept) * limit < ratio[arm]
-        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, learnt))
-        state, _ = engine.update(key_update, state, Interaction(arm[None], reward, contexts, is_accepted[None]))
-        return (state, num_accepted + is_accepted, bound), is_accepted
+    def record(key: Any, play: Play, played: Played) -> tuple[Play, Any]:
+        is_accepted = played.choice.is_kept[0]
+        return play._replace(own=play.own + is_accepted), is_accepted
 
-    @jax.jit
-    def accept(key: Any, state: Any, rows: Interaction, contexts: Any, propensities: Any, bound: Any) -> Any:
-        given = jr.split(key, rows.arm.size), rows.arm, rows.reward, propensities, contexts, rows.context
-        return jax.lax.scan(step, (state, jnp.asarray(0), bound), given)[1]
+    @quick_jit
+    def accept(key: Any, state: Any, steps: Step, bound: Any) -> Any:
+        play = play_function(key, engine, accept_logged(select, bound), record)
+        return follow_log(play, Play(state, own=jnp.asarray(0)), steps)[1]
 
     return accept
 
@@ -166,6 +169,5 @@ def accepted_rows(
     with jax.enable_x64(True):
         key_init, key_rows = jr.split(jr.key(seed))
         state = initial_state(key_init, engine, num_rows)
-        rows, contexts = rows_as_interaction(model, log, 0, num_rows, num_rows)
-        is_accepted = accept(key_rows, state, rows, contexts, jnp.asarray(log.propensities), bound)
+        is_accepted = accept(key_rows, state, log_steps(*rows_of_log(model, log), log.propensities), bound)[:num_rows]
     return np.flatnonzero(is_used)[np.asarray(is_accepted)]

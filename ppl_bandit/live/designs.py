@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
@@ -14,8 +15,8 @@ from ppl_bandit.posterior.task import DesignRecord, Task
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
-from ppl_bandit.trials.simulated.learners import Setting
-from ppl_bandit.trials.simulated.simulator import NUM_PRIOR_DRAWS, check_units
+from ppl_bandit.trials.setting import Setting
+from ppl_bandit.trials.simulator import NUM_PRIOR_DRAWS, check_units
 from ppl_bandit.types import ExperimentStopped, Key, Selector
 
 __all__ = ["design_record", "refuse_stopped", "settings_of_design"]
@@ -50,13 +51,14 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     check_units(design, lambda: draw_expected_rewards(prior, task.model.context, NUM_PRIOR_DRAWS))
     if design.allocation == "each":
         return DesignRecord(design_settings(design), None)
-    allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
+    probs = np.full(num_arms, 1.0 / num_arms)
     if design.burn_in == 0 and (design.selector.name != "fixed" or design.selector.settings["probs"] is not None):
         with jax.enable_x64(True):
-            setting: Any = Setting(task.model, prior.engine, None, design, -1, task.num_samples)  # type: ignore[arg-type]
+            setting = Setting(task.model, prior.engine, design, -1, task.num_samples)
 
             @jax.jit
             def allocate(key: Key, state: Any) -> Array:
+                allowed = jnp.ones(num_arms, bool)
                 best_arm_probs = setting.posterior(key, state).best_arm_probs(allowed)
                 return setting.allocation(key, state, allowed, best_arm_probs, 0)
 

@@ -16,7 +16,7 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look, endings
-from ppl_bandit.trials.simulated.learners import Setting
+from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 
 __all__ = ["LookVerdict", "RuleDistance", "look_difference", "rule_distances", "take_look"]
@@ -223,7 +223,7 @@ def _compiled_check(
     engine, design = own_engine.value, own_design.value
 
     own_control = NO_ARM if first_control is None else first_control
-    setting = Setting(model, engine, None, design, own_control, num_samples)  # type: ignore[arg-type]
+    setting = Setting(model, engine, design, own_control, num_samples)
 
     def check(key: Any, state: Any, index: Any, active: Any, control: Any, num: Any) -> Any:
         posterior = setting.posterior(key, state, design.deltas)

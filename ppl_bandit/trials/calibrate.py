@@ -19,8 +19,8 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
-from ppl_bandit.trials.simulated.trial_runs import TrialRecord
+from ppl_bandit.trials.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
+from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:

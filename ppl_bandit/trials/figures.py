@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.trials.design import Design, selector_words
 from ppl_bandit.trials.looks import ENDINGS, endings
-from ppl_bandit.trials.simulated.trial_runs import TrialRecord
+from ppl_bandit.trials.trial_runs import TrialRecord
 
 __all__ = ["draw_characteristics"]
 

@@ -19,8 +19,8 @@ from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.performance import performance
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
-from ppl_bandit.trials.simulated.trial_runs import TrialRecord
+from ppl_bandit.trials.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
+from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import xarray
     from jax.sharding import Mesh
 
-__all__ = ["OperatingCharacteristics", "operating_characteristics"]
+__all__ = ["OperatingCharacteristics", "operating_characteristics", "sweep_priors"]
 
 _RULE_FIELDS = ("evidence", "peak")  # of a trial, one entry per rule; the others have one per arm
 
@@ -179,7 +179,7 @@ def operating_characteristics(
         reason = str(error.__cause__ or error) or "interrupted"
         sys.stderr.write(f"\n{reason}: the finished trials are kept\n")
     setting = simulator.setting
-    method = f"{setting.engine.explanation.engine}, {setting.learner.method}"
+    method = f"{setting.engine.explanation.engine}, {setting.method}"
     return OperatingCharacteristics(
         design,
         records,
@@ -191,6 +191,25 @@ def operating_characteristics(
         simulator.arms,
         all(name in records and records[name].look.size == num_trials for name in worlds),
     )
+
+
+def sweep_priors(
+    models: Mapping[str, RewardModel], design: Design, scenarios: Any, **settings: Any
+) -> "pandas.DataFrame":
+    """Return the table of operating characteristics for several priors: one row per prior and scenario.
+
+    The prior is that of the analysis. A scenario is the same world for all of them, but "prior" draws from each program's own.
+
+    Args:
+        models: {name: program}, with the same latents and arms.
+        design, scenarios, settings: as in `operating_characteristics`.
+    """
+    import pandas
+
+    if not isinstance(models, Mapping) or not models:
+        raise ValueError(f"models must be {{name: RewardModel}}, one for each prior, got {models!r}")
+    found = {name: operating_characteristics(model, design, scenarios, **settings) for name, model in models.items()}
+    return pandas.concat({shown_name(name): own.table() for name, own in found.items()}, names=["prior"])
 
 
 def reward_bounds(model: RewardModel) -> tuple[float, float] | None:

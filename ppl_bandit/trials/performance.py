@@ -9,7 +9,7 @@ from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS, endings
-from ppl_bandit.trials.simulated.trial_runs import TrialRecord
+from ppl_bandit.trials.trial_runs import TrialRecord
 
 __all__ = ["declares_superiority", "performance", "sequence_covers"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ppl_bandit import Design, calibrate, operating_characteristics, selectors, stopping
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
 from trial_settings import (  # noqa: E402

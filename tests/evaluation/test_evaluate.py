@@ -9,7 +9,7 @@ import pandas
 import pytest
 from shared_models import FLOORED, bernoulli_bandit, bernoulli_engine, bernoulli_model, bernoulli_parts
 
-from ppl_bandit import Bandit, Journal, JournalError, RewardModel, evaluate, selectors
+from ppl_bandit import Bandit, Journal, JournalError, RewardModel, evaluate, evaluate_arms, selectors
 from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -104,6 +104,19 @@ def test_every_kind_of_target_is_near_the_truth():
         assert np.isnan(found.table().loc["dm", ["standard_error", "lower", "upper"]].astype(float)).all()
     difference = evaluate(log, "high", baseline="control")
     assert difference.estimate == pytest.approx(evaluate(log, ("high", "control")).estimate)
+
+
+def test_intervals_of_all_arms_hold_together():
+    log = frame(2000)
+    found = evaluate_arms(log, level=0.94)
+    assert list(found.index) == ["control", "high", "low"]
+    for arm, row in found.iterrows():
+        alone = evaluate(log, arm, level=0.98)  # 1 - .06 / 3
+        assert row["estimate"] == alone.estimate and (row["lower"], row["upper"]) == pytest.approx(alone.interval)
+        last = alone.sequence.iloc[-1]
+        assert (row["sequence_lower"], row["sequence_upper"]) == pytest.approx((last["lower"], last["upper"]))
+    truth = np.array([RATES[arm] for arm in found.index])
+    assert np.all((found.lower < truth) & (truth < found.upper)) and not found.is_refused.any()
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from ppl_bandit.comparison import rank_models
 from ppl_bandit.comparison.measurement import engine_comparison, model_ranking
 from ppl_bandit.evaluation import evaluate as evaluate_module, rejection
 from ppl_bandit.simulation import simulate as simulate_module, tune as tune_module
-from ppl_bandit.trials.simulated import simulator
+from ppl_bandit.trials import simulator
 
 WRONG = (None, 3, "zz", -1, float("nan"), [], {})
 
@@ -84,7 +84,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
         (rejection, "engine_of"),
         (simulate_module, "trace_chunk"),
         (tune_module, "CandidateSimulator"),
-        (simulator, "make_setting"),
+        (simulator, "simulated_setting"),
         (engine_comparison, "find_references"),
         (model_ranking, "_why_no_loo"),
         (Bandit, "_build"),
@@ -128,9 +128,11 @@ def cases(model, bandit, monkeypatch, tmp_path):
             {"model": model, "design": design, "scenarios": {"a": [0.3, 0.3]}},
         ),
         "calibrate": (pb.calibrate, {"model": model, "design": design, "null": 0.3}),
+        "adjusted_estimates": (pb.adjusted_estimates, {"model": model, "design": design, "means": [0.3, 0.4]}),
         "compare": (pb.compare, {"reward_model": model, "data": rows}),
         "rank_models": (rank_models, {"models": {"a": model, "b": model}, "data": rows, "num_runs": 2}),
         "evaluate": (pb.evaluate, {"log": log, "target": 0, "model": model}),
+        "evaluate_arms": (pb.evaluate_arms, {"log": log, "model": model}),
         "evaluate_by_rejection": (
             pb.evaluate_by_rejection,
             {"log": log, "selector": selectors.thompson(), "model": model},

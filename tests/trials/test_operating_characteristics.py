@@ -1,6 +1,5 @@
 """Simulated designs have the operating characteristics of independent calculations."""
 
-import jax
 import numpy as np
 import pytest
 from shared_models import bernoulli_engine, bernoulli_model
@@ -14,7 +13,6 @@ from trial_settings import (
 
 from ppl_bandit import Design, Environment, calibrate, operating_characteristics, rows_for_power, selectors, stopping
 from ppl_bandit.trials.looks import ENDINGS
-from ppl_bandit.trials.simulated.arrivals import arrival_counts
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +93,6 @@ def test_a_figure_shows_status_sizes_allocation_and_errors(adaptr):
     ]
     with pytest.raises(ValueError, match="scenario is 'x', expected one of"):
         adaptr.plot("x")
-
-
-def test_outcomes_arrive_at_the_first_look_that_is_late_enough():
-    design = Design([4, 6, 8], lag=3, max_rows=8)
-    # Row 1 is known at look 1; 2 and 3 at look 2; 4 and 5 at look 3; the rest at the last look, which waits. Blocks by row.
-    found = np.asarray(arrival_counts(jax.random.key(0), design))
-    assert found.tolist() == [[1, 2, 1, 0], [0, 1, 1, 0], [0, 2, 0, 0], [0, 0, 0, 0]]
-    delays = Design([4, 6, 8], lag=[0.5, 0.0, 0.25])  # a quarter of the outcomes never arrives
-    counts = np.mean([np.asarray(arrival_counts(jax.random.key(seed), delays)) for seed in range(200)], axis=0)
-    assert abs(counts.sum() - 6.0) < 4 * np.sqrt(8 * 0.25 * 0.75 / 200)
 
 
 BAD = [

@@ -1,5 +1,6 @@
 """Expected rewards over time, for a program whose latents move: the laws that the engine had after each reward."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,17 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Engine, Interaction
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.simulation.rollouts import (
+    Play,
+    Played,
+    follow_log,
+    initial_state,
+    log_steps,
+    play_function,
+    take_logged,
+)
+from ppl_bandit.types import Engine, Interaction, Key
 
 __all__ = ["LevelsOverTime", "levels_over_time", "plot_levels"]
 
@@ -42,24 +53,21 @@ def levels_over_time(model: RewardModel, engine: Engine, seed: int, rows: Intera
     num_rows = len(rows.arm)
     size = -(-num_rows // _MAX_POINTS)
     num_points = -(-num_rows // size)
-    place = np.arange(num_points * size)
-    is_row: Any = place < num_rows
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf)[np.where(is_row, place, num_rows - 1)], rows._replace(mask=None))
-    chunks = jax.tree.map(lambda leaf: leaf.reshape(num_points, size, *leaf.shape[1:]), rows._replace(mask=is_row))
 
-    def step(state: Any, given: tuple[Array, Interaction]) -> tuple[Any, tuple[Array, Array]]:
-        number, chunk = given
-        key_update, key_move, key_draw = jr.split(jr.fold_in(jr.key(seed), number), 3)
-        state, _ = engine.update(key_update, state, chunk)
-        context = jax.tree.map(lambda leaf: leaf[-1], chunk.context)
-        ahead = state if engine.capabilities.advance is None else engine.capabilities.advance(key_move, state, context)
+    def record(key: Key, play: Play, played: Played) -> tuple[Play, tuple[Array, Array]]:
+        key_move, key_draw = jr.split(key)
+        context = jax.tree.map(lambda leaf: leaf[-1], played.rows.context)
+        advance = engine.capabilities.advance
+        ahead = play.state if advance is None else advance(key_move, play.state, context)
         table = model.expected_rewards(engine.sample(key_draw, ahead, _NUM_DRAWS), context)
-        return state, (jnp.mean(table, axis=0), jnp.quantile(table, jnp.array([0.025, 0.975]), axis=0))
+        return play, (jnp.mean(table, axis=0), jnp.quantile(table, jnp.array([0.025, 0.975]), axis=0))
 
     with jax.enable_x64(True):
-        points = jnp.arange(num_points), jax.tree.map(jnp.asarray, chunks)
-        run = jax.jit(lambda points: jax.lax.scan(step, engine.init(jr.key(seed)), points)[1])
-        mean, ends = jax.device_get(run(points))
+        key_init, key_steps = jr.split(jr.key(seed))
+        play = play_function(key_steps, engine, take_logged, record)
+        start = Play(initial_state(key_init, engine, num_points * size))
+        mean, ends = jax.device_get(quick_jit(partial(follow_log, play))(start, log_steps(rows, size=size))[1])
+    mean, ends = mean[:num_points], ends[:num_points]
     return LevelsOverTime(np.minimum(size * (1 + np.arange(num_points)), num_rows), mean, ends[:, 0], ends[:, 1])
 
 

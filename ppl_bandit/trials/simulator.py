@@ -23,8 +23,8 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
-from ppl_bandit.trials.simulated.learners import Setting, make_setting
-from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
+from ppl_bandit.trials.setting import Setting, simulated_setting
+from ppl_bandit.trials.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
 __all__ = [
@@ -79,7 +79,7 @@ class TrialSimulator:
             check_units(design, lambda: run_once(draw_prior))
             built = as_engine(model, engine)
             first = NO_ARM if control is None else control
-            self.setting = make_setting(model, built, design, first, num_samples)
+            self.setting = simulated_setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
         self._compiled: dict[Any, ChunkFunction] = {}
 
@@ -183,7 +183,7 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
         return scenario
     if isinstance(scenario, Mapping):
         return _checked(model, scenario, name)
-    if scenario == "prior" and isinstance(scenario, str):
+    if isinstance(scenario, str) and scenario == "prior":
         return Environment.from_prior(model)
     is_numbers = isinstance(scenario, int | float | Sequence | np.ndarray) and not isinstance(scenario, str | bool)
     if is_numbers and list(model.latent_shapes.values()) == [(model.num_arms,)]:

@@ -1,0 +1,62 @@
+"""Estimates after a trial that could stop early, and tables over several priors."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from shared_models import bernoulli_engine, bernoulli_model
+
+from ppl_bandit import (
+    Design,
+    RewardModel,
+    adjusted_estimates,
+    operating_characteristics,
+    stopping,
+    sweep_priors,
+)
+
+DESIGN = Design(range(20, 201, 20), stopping=stopping.superiority(0.95))
+
+
+def test_the_adjusted_estimate_of_a_typical_trial_is_the_truth_and_its_mean_is_not():
+    settings = {"num_trials": 2000, "engine": bernoulli_engine(2)}
+    truth = np.array([0.4, 0.6])
+    own = operating_characteristics(bernoulli_model(2), DESIGN, {"t": truth}, seed=9, **settings).dataset.isel(
+        scenario=0
+    )
+    means = (own.sums / own.outcomes).values  # no arm is without an outcome: 10 decisions each before the first look
+    typical = np.median(means, axis=0)
+    found = adjusted_estimates(bernoulli_model(2), DESIGN, typical, arms=["old", "new"], **settings)
+    assert list(found.index) == ["old", "new"]
+    np.testing.assert_allclose(found["mean"], typical)
+    # Two independent medians of 2,000, and the tolerance of a tenth of an error: 4.2 errors are 3 joint ones.
+    assert np.all(np.abs(found.adjusted - truth) <= 3 * np.sqrt(2) * found.simulation_error)
+    assert np.all(np.abs(typical - truth) > 4 * found.simulation_error)  # stopping made the difference larger
+
+
+def test_estimates_that_cannot_be_adjusted_are_refused_in_words():
+    def same(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate + 0.0 * arm))
+
+    with pytest.raises(ValueError, match="one latent per arm and no context.*report the confidence sequence"):
+        adjusted_estimates(RewardModel(same, 2), DESIGN, [0.4, 0.5])
+    with pytest.raises(ValueError, match="means are .*1.5.*cannot be these"):
+        adjusted_estimates(bernoulli_model(2), DESIGN, [0.4, 1.5])
+    with pytest.raises(ValueError, match="means must be 2 finite numbers"):
+        adjusted_estimates(bernoulli_model(2), DESIGN, [0.4, np.nan])
+
+
+@pytest.mark.slow
+def test_a_table_over_priors_has_a_row_for_each_prior_and_scenario():
+    def doubtful(arm):
+        with numpyro.plate("arms", 2):
+            rate = numpyro.sample("rate", dist.Beta(50.0, 50.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    models = {"flat": bernoulli_model(2), "doubtful": RewardModel(doubtful, 2)}
+    table = sweep_priors(models, DESIGN, {"null": 0.5, "better": [0.4, 0.6]}, num_trials=200)
+    assert list(table.index) == [(prior, name) for prior in models for name in ("null", "better")]
+    assert table.loc[("doubtful", "null"), "type_i_error"] < table.loc[("flat", "null"), "type_i_error"]
+    with pytest.raises(ValueError, match="models must be {name: RewardModel}"):
+        sweep_priors(bernoulli_model(2), DESIGN, {"null": 0.5})
