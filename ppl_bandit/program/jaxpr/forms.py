@@ -384,7 +384,7 @@ class Forms:
 
     def _bounds(self, form: Form) -> tuple[float, float] | None:
         """Return open bounds that constants decide; None if floating point may overflow."""
-        if form.power > _MAX_PLAIN or form.degree > _MAX_PLAIN:
+        if form.power > _MAX_PLAIN or form.degree > _MAX_PLAIN or form.mask is not None:
             return None
         if form.affine is not None:
             (number, _), offset, multiple = form.affine
@@ -665,23 +665,29 @@ class Forms:
         name, (x, y), shape = eqn.primitive.name, values, eqn.outvars[0].aval.shape
         forms = [value for value in values if isinstance(value, Form)]
         if all(form.degree <= _MAX_PLAIN and form.power <= _MAX_PLAIN for form in forms):
-            if self._token_of(x) == self._token_of(y):  # a test for nan
-                return np.full(shape, name in ("eq", "le", "ge"))
+            if self._token_of(x) == self._token_of(y):  # a test for nan, which data may have put there
+                return np.full(shape, name in ("eq", "le", "ge")) if self._is_finite(x) else Data(token)
             if not isinstance(x, Form):
                 x, y, name = y, x, {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
             if _is_constant(y) and np.size(y):
                 least, most, bounds = float(np.min(y)), float(np.max(y)), self._bounds(x)
                 if bounds is not None and (bounds[1] <= least or bounds[0] >= most):
+                    if not self._is_finite(x):
+                        return Data(token)
                     is_below = bounds[1] <= least
                     return np.full(shape, name == "ne" or (name in ("lt", "le")) == is_below and name != "eq")
                 if least == most == 0.0 and self._has_sign(x):
                     return Data(token)
         raise _NoForm
 
-    def _is_finite(self, eqn: Any, values: list[Any], token: int) -> Any:
+    def _test_of_finiteness(self, eqn: Any, values: list[Any], token: int) -> Any:
         if values[0].power > _MAX_PLAIN or values[0].degree > _MAX_PLAIN:
             raise _NoForm
-        return np.full(eqn.outvars[0].aval.shape, True)
+        return np.full(eqn.outvars[0].aval.shape, True) if self._is_finite(values[0]) else Data(token)
+
+    def _is_finite(self, form: Form) -> bool:
+        """Return whether constants decide that a form of low power is finite; data may be infinite or nan."""
+        return form.affine is not None or (form.factor is not None and math.isfinite(form.factor))
 
     def _abs(self, eqn: Any, values: list[Any], token: int) -> Any:
         if not self._has_sign(values[0]):
@@ -871,7 +877,7 @@ _RULES: dict[str, Callable[[Forms, Any, list[Any], int], Any]] = {
     "exp": Forms._exp,
     "expm1": Forms._expm1,
     "logistic": Forms._logistic,
-    "is_finite": Forms._is_finite,
+    "is_finite": Forms._test_of_finiteness,
     "abs": Forms._abs,
     "sign": Forms._sign,
     "max": Forms._max,

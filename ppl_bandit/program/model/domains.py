@@ -1,4 +1,4 @@
-"""Check that the arguments of every outcome and latent stay inside their domains: a probability in [0, 1], a scale above 0.
+"""Check that the arguments of every distribution stay inside their domains: a probability in [0, 1], a scale above 0.
 
 NumPyro's own checks are disabled while a program is traced, because their comparisons would end up in the jaxpr. An argument
 that leaves its domain leads to rewards that nobody can observe: an expected reward of -.7 for a Bernoulli outcome.
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 from numpyro.distributions import Distribution, constraints
 
-from ppl_bandit.program.jaxpr.forms import Form, Forms
+from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents
 from ppl_bandit.program.model.sites import ProgramSpec
 from ppl_bandit.program.model.tracing import Trace, masked_rows, repeat_rows
@@ -50,7 +50,7 @@ def check_domains(spec: ProgramSpec) -> bool:
 
     def flags(latents: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
         trace = spec.run(latents, arm, context, _zero_outcomes(spec, arm.shape[0]))
-        found = _arguments(trace, (*spec.outcomes, *spec.latents))
+        found = _arguments(trace, _sites(trace))
         arguments[:] = [argument for argument, _, _ in found]
         insides = [jnp.all(_is_inside(argument[-1], value) | masked) for argument, value, masked in found]
         return insides, [jnp.min(jnp.where(masked, jnp.inf, value)) for _, value, masked in found]
@@ -101,16 +101,28 @@ def _zero_outcomes(spec: ProgramSpec, num_rows: int) -> dict[str, Array]:
 
 
 def _arguments(trace: Trace, sites: tuple[str, ...]) -> list[tuple[Argument, Array, Array]]:
-    """Return the arguments of sites that have a domain of single numbers, and in which rows they do not count."""
-    found = []
+    """Return the arguments of sites that have a domain of single numbers, and in which rows they do not count.
+
+    Of observed constants those count that could turn the density around: a value that the distribution cannot produce, a count
+    or a concentration below 0. So does a scale below 0.
+    """
+    found: list[tuple[Argument, Array, Array]] = []
     for site in sites:
-        fn = trace[site]["fn"]
+        fn, scale = trace[site]["fn"], trace[site]["scale"]
         masked, _ = masked_rows(fn, jnp.shape(trace[site]["value"]))
+        if scale is not None:
+            label = (site, distribution_name(fn), "scale", constraints.nonnegative)
+            found.append((label, jnp.asarray(scale, float), jnp.zeros((), bool)))
+        if trace[site]["is_observed"] and jnp.size(trace[site]["value"]) and _is_of_numbers(fn.support):
+            label = (site, distribution_name(fn), "observed value", fn.support)
+            found.append((label, jnp.asarray(trace[site]["value"], float), masked))
         for part in components(fn):
             if not isinstance(part, Distribution):
                 continue
             given = [(name, element_support(own), vars(part).get(name)) for name, own in part.arg_constraints.items()]
-            if {"low", "high"} <= part.arg_constraints.keys():
+            if trace[site]["is_observed"]:
+                given = [own for own in given if own[0].startswith(("total_count", "concentration"))]
+            elif {"low", "high"} <= part.arg_constraints.keys():
                 given.append(("width of the support", constraints.positive, jnp.asarray(part.high - part.low, float)))
             for name, constraint, value in given:
                 if value is None or constraint in _UNCHECKED or not _is_of_numbers(constraint):
@@ -119,6 +131,10 @@ def _arguments(trace: Trace, sites: tuple[str, ...]) -> list[tuple[Argument, Arr
                 rows = masked if value.ndim and value.shape[-1:] == masked.shape else jnp.zeros((), bool)
                 found.append(((site, distribution_name(part), name, constraint), value, rows))
     return found
+
+
+def _sites(trace: Trace) -> tuple[str, ...]:
+    return tuple(name for name, site in trace.items() if site["type"] == "sample")
 
 
 def _is_of_numbers(constraint: Any) -> bool:
@@ -145,7 +161,7 @@ def _stay_inside(spec: ProgramSpec) -> bool:
     def compute(latents: Mapping[str, Array], arm: Array, context: Any) -> list[Array]:
         trace = spec.run(latents, arm, context, _zero_outcomes(spec, spec.num_arms))
         supports.update({name: element_support(trace[name]["fn"].support) for name in spec.latents})
-        found = _arguments(trace, (*spec.outcomes, *spec.latents))
+        found = _arguments(trace, _sites(trace))
         arguments[:] = [argument for argument, _, _ in found]
         return [value for _, value, _ in found]
 
@@ -159,6 +175,8 @@ def _stay_inside(spec: ProgramSpec) -> bool:
     latents = [_form_of(forms, name, shapes[name].shape, supports[name]) for name in sorted(shapes)]
     args = [*latents, np.asarray(arm), *[forms.data(number) for number in range(len(jax.tree.leaves(context)))]]
     for (*_, constraint), out in zip(arguments, forms.evaluate(closed, args), strict=True):
+        if not isinstance(out, Form | Data | Refused) and np.all(_is_inside(constraint, jnp.asarray(out))):
+            continue
         low, high = (0.0, 1.0) if constraint is constraints.unit_interval else (0.0, np.inf)
         if constraint is not constraints.unit_interval and constraint not in _POSITIVE:
             return False

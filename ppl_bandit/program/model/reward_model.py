@@ -293,13 +293,16 @@ class RewardModel:
         """Return, for each outcome and row, whether the program can produce the reward.
 
         Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value. If a support
-        depends on a latent, a reward only has to be in the support at some value of that latent.
+        depends on a latent, a reward only has to be in the support at some value of that latent. A row whose scale is below 0
+        is nothing that a program can produce.
         """
         values, raw = self.outcome_values(interaction.reward), self._by_outcome(interaction.reward)
 
         def in_supports(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
             trace = self.trace(latents, interaction.arm, interaction.context, values)
-            return {name: can_produce(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+            found = {name: can_produce(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+            scales = {name: trace[name]["scale"] for name in self.outcomes if trace[name]["scale"] is not None}
+            return found | {name: found[name] & (jnp.asarray(scale) >= 0) for name, scale in scales.items()}
 
         if not self._has_moving_support:
             return in_supports(latents)

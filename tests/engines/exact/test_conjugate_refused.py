@@ -458,7 +458,7 @@ def merged_categories(arm):
     numpyro.sample("reward", dist.Categorical(merged))
 
 
-@near_miss("not affine", is_slow=True)
+@near_miss("scale", is_slow=True)
 def likelihood_weighted_by_a_latent(arm):
     weight, rate = numpyro.sample("weight", dist.Gamma(2.0, 1.0)), gammas()[arm]
     with handlers.scale(scale=weight):

@@ -10,12 +10,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 
-from ppl_bandit.engines import conjugate
+from ppl_bandit.engines import collapsed, conjugate
 from ppl_bandit.engines.exact.proof.analyticity import not_conjugate
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import NotConjugate
+from ppl_bandit.types import Interaction, InvalidProgram, NotConjugate
 
 A = 2
 
@@ -68,6 +69,47 @@ def beta_prior():
     return dist.Beta(2.0, 5.0)
 
 
+def needle(u):
+    """1 at .5, and 0 everywhere else but within 1e-6 of it."""
+    return (4.0 * u * (1.0 - u)) ** 1e12
+
+
+def with_pilot(make):
+    """A Bernoulli program with an observation of the user's that depends on a share."""
+
+    def program(arm):
+        rate = numpyro.sample("rate", beta_prior().expand([A]))
+        make(rate[0])
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    return program
+
+
+def gamma_of_a_needle(u):
+    """log p rises by 40 where the concentration is 40, and is constant once its logarithm is taken away."""
+    numpyro.sample("pilot", dist.Gamma(40.0 * needle(u), 1.0), obs=40.0)
+    numpyro.factor("background", -jnp.log(needle(u)))
+
+
+def dirichlet_of_a_needle(u):
+    numpyro.sample("pilot", dist.Dirichlet(40.0 * needle(u) * jnp.ones(3)), obs=jnp.ones(3) / 3.0)
+    numpyro.factor("background", -2.0 * jnp.log(needle(u)))
+
+
+def count_of_a_needle(u):
+    numpyro.sample("pilot", dist.NegativeBinomialLogits(40.0 * needle(u), 3.0), obs=40)
+    numpyro.factor("background", -jnp.log(needle(u)))
+
+
+def weight_of_a_needle(u):
+    with handlers.scale(scale=needle(u)):
+        numpyro.sample("pilot", dist.Normal(0.0, 1e-17), obs=0.0)
+
+
+def kink(u):
+    return jnp.abs(u - 0.3)
+
+
 HIDDEN = {
     "a product of products": with_factor(
         lambda x, y: 12.0 / (1.0 + jnp.square(jnp.square(near(x) * near(x + 0.1 * y) * near(y))))
@@ -101,6 +143,22 @@ HIDDEN = {
     "a real latent in a probability": spike_of_a_real_latent(
         lambda z: numpyro.sample("pilot", dist.Bernoulli(1e-15 + (z - 0.8) ** 2), obs=1)
     ),
+    "a high power in a concentration": with_pilot(gamma_of_a_needle),
+    "a high power in concentrations": with_pilot(dirichlet_of_a_needle),
+    "a high power in a count": with_pilot(count_of_a_needle),
+    "a high power in a weight": with_pilot(weight_of_a_needle),
+    "a branch where constants are 0": with_pilot(
+        lambda u: numpyro.factor("term", jnp.where(jnp.array([1.0, 0.0]) * u > 0, u, kink(u)).sum())
+    ),
+    "a branch where constants are infinite": with_pilot(
+        lambda u: numpyro.factor("term", jnp.where(jnp.isfinite(u * jnp.inf), u, kink(u)))
+    ),
+    "a branch where constants are nan": with_pilot(
+        lambda u: numpyro.factor("term", jnp.where(u * jnp.nan == u * jnp.nan, u, kink(u)))
+    ),
+    "a branch where infinite constants compare": with_pilot(
+        lambda u: numpyro.factor("term", jnp.where(u * jnp.inf * jnp.ones(2) == jnp.inf, kink(u), u).sum())
+    ),
     "a real latent in a concentration": spike_of_a_real_latent(
         lambda z: numpyro.sample("pilot", dist.Beta(1e-15 + (z - 0.8) ** 2, 1.0), obs=0.5)
     ),
@@ -110,6 +168,77 @@ HIDDEN = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_could_hide_between_the_points_of_a_certificate_is_refused(name):
     assert refusal_of(RewardModel(HIDDEN[name], A))
+
+
+def high_powers_in_probabilities(u):
+    numpyro.sample("first", dist.Categorical(jnp.stack([needle(u), 1.0 + 0.0 * u])), obs=1)
+    numpyro.sample("second", dist.Geometric(0.5 * needle(u)), obs=2)
+
+
+def test_high_powers_may_take_probability_away():
+    """A hole of width 1e-6 in a density has a mass that no posterior misses."""
+    assert refusal_of(RewardModel(with_pilot(high_powers_in_probabilities), A)) == ""
+
+
+def triangle(sample):
+    """A hill of 40 nats and width 1e-4 made of three walls, each 4e5 nats a unit: the second difference of softplus."""
+
+    def make(u):
+        wall = 4e5 * (jax.scipy.special.logit(u) - 0.3)
+        for number, (shift, weight) in enumerate(((-40.0, -1.0), (0.0, 2.0), (40.0, -1.0))):
+            sample(f"pilot{number}", wall + shift, weight)
+
+    return with_pilot(make)
+
+
+def by_weight(name, logits, weight):
+    with handlers.scale(scale=weight * jnp.ones(())):
+        numpyro.sample(name, dist.Bernoulli(logits=logits), obs=0)
+
+
+def by_count(name, logits, weight):
+    numpyro.sample(name, dist.Binomial(weight, logits=logits), obs=0)
+
+
+def by_value(name, logits, weight):
+    numpyro.sample(name, dist.Geometric(logits=logits), obs=5.0 * weight)
+
+
+def by_concentrations(u):
+    """A pole at .3, where the sum of two concentrations is 0, and a zero beside it."""
+    numpyro.sample("first", dist.Beta(1e-3 * (u - 0.3) + 0.5, -0.5), obs=0.5)
+    numpyro.sample("second", dist.Gamma(1e-3 * (u - 0.3 - 1e-9), 1.0), obs=1.0)
+
+
+@pytest.mark.parametrize(
+    "program", [triangle(by_weight), triangle(by_count), triangle(by_value), with_pilot(by_concentrations)]
+)
+def test_what_turns_a_density_around_is_no_program(program):
+    with pytest.raises(InvalidProgram, match="leaves its domain"):
+        RewardModel(program, A)
+
+
+@pytest.mark.slow
+def test_a_split_may_have_an_outer_weight():
+    def program(arm):
+        weight = numpyro.sample("weight", dist.Gamma(2.0, 1.0))
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
+        with handlers.scale(scale=weight):
+            numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    assert collapsed(RewardModel(program, A), outer="weight").explanation.reason.startswith("exact given weight")
+
+
+def test_a_row_whose_weight_is_negative_cannot_be_produced():
+    def program(arm, context):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
+        with handlers.scale(scale=context):
+            numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    model = RewardModel(program, A, np.float64(1.0))
+    rows = Interaction(jnp.zeros(3, int), jnp.ones(3), jnp.array([1.0, 0.0, -1.0]))
+    found = jax.jit(model.in_support)({"rate": jnp.full(A, 0.5)}, rows)
+    assert found["reward"].tolist() == [True, True, False]
 
 
 def bernoulli(link, prior=None, context=False):

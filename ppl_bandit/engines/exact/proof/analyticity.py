@@ -56,6 +56,9 @@ _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
     dist.NegativeBinomialLogits: {},
     dist.Poisson: {"rate": _POSITIVE},
 }
+# In these the log densities are sums of logarithms, less something that a high power of latents can only enlarge. So a high
+# power takes probability away from a place too small to be met, and never puts it there.
+_ANY_POWER = ("probs", "logits", "rate", "covariance_matrix", "precision_matrix", "scale_tril")
 
 
 class _Claim(NamedTuple):
@@ -64,9 +67,10 @@ class _Claim(NamedTuple):
     Attributes:
         name: of the value, for messages.
         domain: an interval that it must stay inside; None if there is none.
-        is_fixed: whether it must not depend on latents at all.
+        is_fixed: whether it must not depend on latents, or, with a domain, on outer latents alone.
         is_density: whether it is a log density, and not a parameter of a distribution that is known.
         is_location: whether it is the location of a Gaussian.
+        may_be_high: whether it may be any power.
     """
 
     value: Any
@@ -75,6 +79,7 @@ class _Claim(NamedTuple):
     is_fixed: bool = False
     is_density: bool = False
     is_location: bool = False
+    may_be_high: bool = False
 
 
 class Gap(NamedTuple):
@@ -158,7 +163,7 @@ def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
         return Gap(reason, out.remedy, out.line.is_users)
     if not isinstance(out, Form) and not (isinstance(out, Data) and out.is_outer):
         return None
-    if claim.is_fixed:
+    if claim.is_fixed and (isinstance(out, Form) or claim.domain is None):
         return Gap(f"{claim.name} depends on a latent", KEEP, False)
     if isinstance(out, Data):
         low, high = claim.domain or (-np.inf, np.inf)
@@ -174,7 +179,7 @@ def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
     if claim.is_location:
         is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
     elif not claim.is_density:
-        is_low = out.degree == 0 and (out.exponents is not None or out.power <= 1)
+        is_low = out.degree == 0 and (out.power <= 1 or (out.exponents is not None and (is_low or claim.may_be_high)))
     if is_low:
         return None
     if out.degree and not claim.is_density and not claim.is_location:
@@ -227,7 +232,7 @@ def _claims(name: str, site: Site) -> list[_Claim]:
     fn = site["fn"]
     found: list[_Claim] = []
     if site["scale"] is not None:
-        found.append(_Claim(jnp.asarray(site["scale"]), f"the scale of '{name}'"))
+        found.append(_Claim(jnp.asarray(site["scale"]), f"the scale of '{name}'", _POSITIVE, is_fixed=True))
     while type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution):
         if mask_of(fn) is not None and not isinstance(mask_of(fn), bool):
             found.append(_Claim(mask_of(fn), f"the mask of '{name}'", is_fixed=True))
@@ -247,5 +252,6 @@ def _claims(name: str, site: Site) -> list[_Claim]:
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
             is_mean = field == "loc" and isinstance(fn, dist.MultivariateNormal)
             domain = domains.get(field)
-            found.append(_Claim(value, label, domain, is_fixed, is_location=is_mean))
+            is_any = field in _ANY_POWER
+            found.append(_Claim(value, label, domain, is_fixed, is_location=is_mean, may_be_high=is_any))
     return found
