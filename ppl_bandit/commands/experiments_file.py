@@ -10,17 +10,20 @@ from typing import Any
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.deciders.decider import Decider
+from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["ENGINES", "SELECTORS", "open_bandit", "read_config"]
+__all__ = ["ENGINES", "SELECTORS", "open_bandit", "open_decider", "open_sealer", "read_config"]
 
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
 ENGINES = ("collapsed", "conjugate", "laplace", "nuts", "reweight", "svi")
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _PASSED = ("arms", "burn_in", "default_reward", "late", "num_samples", "reward_window", "seed", "unit_window")
 _SECONDS_FOR_JOURNAL = 10.0  # for one call; the caller is answered at its own deadline
-_FIELDS = {*_PASSED, "engine", "floor", "journal", "model", "name", "selector", "values"}
+_FOR_DECIDERS = ("max_staleness", "publish_every", "when_stale")
+_FIELDS = {*_PASSED, *_FOR_DECIDERS, "engine", "floor", "journal", "model", "name", "selector", "values"}
 
 
 def read_config(path: Path) -> dict[str, dict[str, Any]]:
@@ -52,7 +55,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
         beside = path.parent / Path(settings["model"]).expanduser()  # as written: `file.py` or `file.py:function`
         if ".py" in settings["model"]:
             settings["model"] = str(beside)
-        for field in ("reward_window", "unit_window"):
+        for field in ("max_staleness", "publish_every", "reward_window", "unit_window"):
             if field in settings:
                 settings[field] = _span(settings[field], f"{where}.{field}")
         found[name] = settings
@@ -84,6 +87,26 @@ def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Jour
         else getattr(engines, _one_of(settings["engine"], ENGINES, "engine", name)),
         **given,
     )
+
+
+def open_decider(name: str, settings: Mapping[str, Any]) -> Decider:
+    """Open the decider of an experiment; its settings are those that the experiment was opened with."""
+    file, when_stale = load_model(settings["model"]), settings.get("when_stale", "decide")
+    given = {"max_staleness": settings["max_staleness"]} if "max_staleness" in settings else {}
+    return Decider(
+        settings["journal"],
+        settings.get("name", name),
+        file.program,
+        context=file.context,
+        refuse_stale=_one_of(when_stale, ("decide", "refuse"), "when_stale", name) == "refuse",
+        timeout=_SECONDS_FOR_JOURNAL,
+        **given,
+    )
+
+
+def open_sealer(bandit: Any, settings: Mapping[str, Any]) -> Sealer:
+    """Publish the posterior of an experiment to deciders, and record their decisions."""
+    return Sealer(bandit, **({"publish_every": settings["publish_every"]} if "publish_every" in settings else {}))
 
 
 def _selector(settings: Mapping[str, Any], name: str) -> Any:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.experiments_file import open_bandit, read_config
+from ppl_bandit.commands.experiments_file import open_bandit, open_decider, open_sealer, read_config
+from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
 
@@ -26,20 +28,27 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     check_address(arguments.host, keys)
     configured = _experiments(arguments)
     journals: dict[str, Journal] = {}
-    bandits = {}
+    bandits: dict[str, Bandit | Decider] = {}
     for name, own in configured.items():
         progress(f"{name}: reading the program and opening the journal")
-        bandits[name] = open_bandit(name, own, journals)
+        is_decider = arguments.role == "decider"
+        bandits[name] = open_decider(name, own) if is_decider else open_bandit(name, own, journals)
     values = {
         name: _flag_values(own["values"], bandits[name].arms) for name, own in configured.items() if "values" in own
     }
     app = create_app(bandits, keys=keys, flag_values=values, closes=True)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    sealers = (
+        [open_sealer(bandits[name], own) for name, own in configured.items()] if arguments.role == "learner" else []
+    )
     progress(f"http://{host}:{arguments.port} has the dashboard; /docs lists the endpoints")
     try:
         serve(app, arguments.host, arguments.port, proxies=arguments.proxies)
     except KeyboardInterrupt:
         pass
+    finally:
+        for sealer in sealers:
+            sealer.close()
     return {"experiments": list(bandits)}, 0
 
 

@@ -118,6 +118,11 @@ class Decider:
         self._thread = threading.Thread(target=self._follow, name="ppl_bandit decider", daemon=True)
         self._thread.start()
 
+    @property
+    def arms(self) -> list[Any]:
+        """The arms as in `Decision.arm`, the retired ones included."""
+        return self._bandit.arms
+
     def warm_up(self, batches: bool = False) -> None:
         """Wait until the first decision is compiled; with `batches`, those of `select_many` too."""
         self._bandit.warm_up(batches)

@@ -7,21 +7,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppl_bandit.deciders.decider import Decider
     from ppl_bandit.serving.app import create_app
     from ppl_bandit.serving.batches import Limits
     from ppl_bandit.serving.client import Client
     from ppl_bandit.serving.keys import KeyFile
 
-__all__ = ["Client", "KeyFile", "Limits", "create_app"]
+__all__ = ["Client", "Decider", "KeyFile", "Limits", "create_app"]
 
-_HOMES = {"Client": "client", "KeyFile": "keys", "Limits": "batches", "create_app": "app"}
+_HOMES = {
+    "Client": "serving.client",
+    "Decider": "deciders.decider",
+    "KeyFile": "serving.keys",
+    "Limits": "serving.batches",
+    "create_app": "serving.app",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"ppl_bandit.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ppl_bandit"):
             raise

@@ -51,12 +51,15 @@ class _Doors:
         return opened
 
 
-def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics) -> APIRouter:
-    """Return the routes below /v1, and those of a monitoring system."""
+def make_router(
+    experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics, *, decides_only: bool = False
+) -> APIRouter:
+    """Return the routes below /v1, and those of a monitoring system, which are all of a process that decides only."""
     router, doors = APIRouter(), _Doors(experiments, gate)
-    _add_reading(router, doors)
-    _add_correcting(router, doors)
-    _add_administration(router, doors)
+    if not decides_only:
+        _add_reading(router, doors)
+        _add_correcting(router, doors)
+        _add_administration(router, doors)
     _add_monitoring(router, doors, metrics)
     return router
 

@@ -11,12 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
+from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.serving.access import Gate
@@ -29,6 +30,7 @@ from ppl_bandit.serving.keys import KeyFile
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.openapi import complete_document
 from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.serving.served_decider import ServedDecider
 from ppl_bandit.types import BanditError
 
 logger = logging.getLogger("ppl_bandit.serving")
@@ -52,7 +54,7 @@ class _Application(FastAPI):
 
 
 def create_app(
-    experiments: Mapping[str, Bandit],
+    experiments: Mapping[str, Bandit | Decider],
     *,
     keys: str | PathLike | KeyFile | None = None,
     flag_values: Mapping[str, Mapping[Any, Any]] | None = None,
@@ -62,7 +64,7 @@ def create_app(
     """Return the ASGI application of some experiments, for any ASGI server.
 
     Args:
-        experiments: {name in the address: bandit}.
+        experiments: {name in the address: bandit}; or deciders, which answer decisions and monitoring alone.
         keys: the file of keys; None answers callers on this machine alone.
         flag_values: {experiment: {arm: value}} of OpenFeature flags; without it the value is the arm.
         limits: of each queue.
@@ -77,18 +79,24 @@ def create_app(
         keys = KeyFile(keys)
     if keys is not None:
         keys.check()
-    served = {}
+    served: dict[str, ServedExperiment] = {}
     for name, bandit in experiments.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"the experiment {name!r} must have a name of letters, digits, '_', '.' and '-', at most 100"
             )
-        if not isinstance(bandit, Bandit):
-            raise ValueError(f"experiments[{name!r}] must be a Bandit, got {type(bandit).__name__}")
+        if not isinstance(bandit, Bandit | Decider):
+            raise ValueError(f"experiments[{name!r}] must be a Bandit or a Decider, got {type(bandit).__name__}")
         values = (flag_values or {}).get(name)
         if values is not None and set(values) != set(bandit.arms):
             raise ValueError(f"flag_values[{name!r}] must have a value for each of the arms {bandit.arms}")
-        served[name] = ServedExperiment(name, bandit, values=values, limits=limits or Limits())
+        if isinstance(bandit, Decider):
+            served[name] = ServedDecider(name, bandit, values=values, limits=limits or Limits())
+        else:
+            served[name] = ServedExperiment(name, bandit, values=values, limits=limits or Limits())
+    decides_only = {isinstance(own, ServedDecider) for own in served.values()}
+    if len(decides_only) > 1:
+        raise ValueError("experiments has bandits and deciders: one application serves bandits, another the deciders")
     metrics, gate = Metrics(served), Gate(keys)
     for experiment in served.values():
         experiment.metrics = metrics
@@ -102,7 +110,8 @@ def create_app(
         redirect_slashes=False,
     )
     pages = Pages(served, gate)
-    routers = make_router(served, gate, metrics), pages.router()
+    is_decider = True in decides_only
+    routers = make_router(served, gate, metrics, decides_only=is_decider), APIRouter() if is_decider else pages.router()
     app.include_router(routers[0])
     app.include_router(routers[1], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
@@ -177,7 +186,7 @@ def _stop(experiments: Mapping[str, ServedExperiment], closes: bool) -> None:
             )
         elif closes:
             try:
-                experiment.bandit.close()
+                experiment.close()
             except Exception as error:
                 logger.error("%s: closing failed: %s", experiment.name, as_problem(error).code)
     logger.info("stopped")

@@ -153,6 +153,10 @@ class ServedExperiment:
         shares = zip(projection.task.arms.names, (projection.num_played / max(total, 1)).tolist(), strict=False)
         return dict(shares) if total else {}
 
+    def close(self) -> None:
+        """Close the bandit."""
+        self.bandit.close()
+
     def reading(self, name: str, read: Callable[[], Any]) -> Any:
         """Return what a function reads, computed at most once a second, by one thread at a time."""
         with self._reading:

@@ -336,6 +336,13 @@ def _serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--journal", metavar="URL", help="path, sqlite:///path or postgresql://... (ppl_bandit.db)")
     serve.add_argument("--name", help="of the experiment, in the address and in the journal (default)")
     serve.add_argument("--selector", help="double_sampling, thompson, top_two, ... (double_sampling)")
+    serve.add_argument(
+        "--role",
+        choices=("all", "learner", "decider"),
+        default="all",
+        help="all: decide and learn in this process; learner: also publish to deciders, and record their decisions; decider: "
+        "decide only; the last two need a journal in PostgreSQL (%(default)s)",
+    )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; another than loopback needs --keys")
     serve.add_argument("--port", type=_whole, default=8000, help="(%(default)s)")
     serve.add_argument("--keys", type=Path, metavar="FILE", help="keys made with `ppl-bandit keys create`")
