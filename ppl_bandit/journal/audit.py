@@ -1,5 +1,6 @@
 """Read a journal without the program: counts, the details of one decision, a table of all, what was verified."""
 
+import bisect
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -7,7 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.journal.decision_events import PENDING_STATUS, REWARDED_STATUS, DecisionRecord, fold_decision
-from ppl_bandit.journal.events import DECIDED, IMPORTED, Event, group_by_decision
+from ppl_bandit.journal.events import (
+    ARMS,
+    CHANGED,
+    CORRECTED,
+    DECIDED,
+    DISCARDED,
+    IMPORTED,
+    LOOKED,
+    REWARDED,
+    Event,
+    group_by_decision,
+)
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import ReadingEvent
@@ -16,10 +28,50 @@ from ppl_bandit.types import UnknownDecision
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Verification", "decision_details", "decision_records", "decision_table", "experiment_status", "utc_time"]
+__all__ = [
+    "KnowledgeAge",
+    "Verification",
+    "decision_details",
+    "decision_records",
+    "decision_table",
+    "experiment_status",
+    "knowledge_age",
+    "utc_time",
+]
 
 _PAGE = 500  # decisions read at once
+_NEWEST = 10_000  # decisions of deciders of which the age is told: 0.2 s
+_CHANGES = (ARMS, CHANGED, LOOKED)  # which arms are played, and how
+_LEARNT = (REWARDED, CORRECTED, DISCARDED, IMPORTED, *_CHANGES)
 _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
+
+
+class KnowledgeAge(NamedTuple):
+    """How old the posterior behind the newest decisions of deciders was; times are those of the processes' clocks.
+
+    Attributes:
+        num_decisions: that were looked at.
+        median, largest: seconds between the first event that a decision had not learnt and the decision.
+        num_after_change: decisions that came after a change of the arms, a pause or a look that they did not know.
+        latest: seconds that the last of those came after the change.
+    """
+
+    num_decisions: int
+    median: float
+    largest: float
+    num_after_change: int
+    latest: float
+
+    @property
+    def text(self) -> str:
+        """The figures in words."""
+        found = (
+            f"the posterior behind the newest {self.num_decisions:,} decisions of deciders was {self.median:.2g} s old in the "
+            f"median, {self.largest:.2g} s at most"
+        )
+        if not self.num_after_change:
+            return found
+        return f"{found}; {self.num_after_change:,} came after a change of the arms, {self.latest:.2g} s late at most"
 
 
 class Verification(NamedTuple):
@@ -215,6 +267,29 @@ def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
                     add_row(event.position, values, {o: body["rewards"][o][row] for o in outcomes}, context)
     rows.sort(key=lambda pair: pair[0])
     return pandas.DataFrame([row for _, row in rows], columns=[*_COLUMNS, *outcomes, *header.context_columns])
+
+
+def knowledge_age(store: SqlStore, name: str) -> KnowledgeAge | None:
+    """Return how old the posterior behind the newest decisions of deciders was; None if there is no such decision."""
+    made = store.newest_decisions(name, _NEWEST) if store.stages() else []
+    made = [event for event in made if "snapshot" in event.body]
+    if not made:
+        return None
+    learnt = store.read(name, min(event.body["absorbed"] for event in made), kinds=_LEARNT)
+    ages = _seconds_since_unknown(made, learnt)
+    late = _seconds_since_unknown(made, [event for event in learnt if event.kind in _CHANGES])
+    num_late = sum(seconds > 0.0 for seconds in late)
+    return KnowledgeAge(len(made), float(np.median(ages)), max(ages), num_late, max(late))
+
+
+def _seconds_since_unknown(made: Sequence[Event], learnt: Sequence[Event]) -> list[float]:
+    """Return the seconds from the first event that each decision had not learnt to the decision; 0 if there was none."""
+    positions, found = [event.position for event in learnt], []
+    for event in made:
+        index = bisect.bisect_right(positions, event.body["absorbed"])
+        is_unknown = index < len(learnt) and positions[index] < event.position
+        found.append(max(event.time - learnt[index].time, 0.0) if is_unknown else 0.0)
+    return found
 
 
 def utc_time(time: float) -> str:

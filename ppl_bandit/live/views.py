@@ -25,7 +25,7 @@ from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
-from ppl_bandit.journal.audit import decision_records
+from ppl_bandit.journal.audit import decision_records, knowledge_age
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
@@ -351,6 +351,7 @@ class ReadableBandit:
             num_pending=len(pending),
             oldest=oldest,
             num_late=self._experiment.projection.num_late,
+            age=knowledge_age(self._experiment.store, self._experiment.name),
             note="" if contexts is not None else slot_note(self.model),
             rules=self._rule_distances(),
             profiles=functools.partial(self._context_profiles, found.contexts),

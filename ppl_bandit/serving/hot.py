@@ -127,7 +127,7 @@ class HotRoutes:
             return status, headers, orjson.dumps(document)
         finally:
             if begun:
-                known = name if name in self._experiments else ""  # callers could make up any number of names
+                known = name if name and name in self._experiments else ""  # callers could make up any number of names
                 self._metrics.observe(known, "flags", time.perf_counter() - begun)
 
 

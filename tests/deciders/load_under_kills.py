@@ -149,8 +149,9 @@ def play(server, folder, seconds, kills, restarts, rate, seed=0):
             children[role].wait()
             killed[role[0]] += 1
             children[role] = start(server.url, folder, *role, rate)
-        ended += [role for role, child in children.items() if child.poll() is not None]
         for role in {role for role, child in children.items() if child.poll() is not None}:
+            lines = (folder / "{}-{}.log".format(*role)).read_text().splitlines()
+            ended.append((*role, lines[-1]))  # why it could not start, while the server was down
             children[role] = start(server.url, folder, *role, rate)  # as a supervisor does
     time.sleep(max(0.0, begun + seconds - time.monotonic()))
     for child in children.values():

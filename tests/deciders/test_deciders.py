@@ -126,9 +126,10 @@ def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
     with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
         earlier = next(made for made in (decider.select() for _ in range(200)) if made.arm == 1)
         bandit.retire_arm(1)
-        late = next(
-            made for made in (decider.select() for _ in range(200)) if made.arm == 1
-        )  # it holds the old version
+        after = [decider.select()]  # it holds the old version
+        while after[-1].arm != 1:
+            after.append(decider.select())
+        late = after[-1]
         with Sealer(bandit, publish_every=0.02):
             wait_for(follows(decider, bandit))
             assert all(made.arm != 1 for made in decider.select_many(num_decisions=64))
@@ -141,6 +142,10 @@ def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
         bandit.update(late, 0)
         assert bandit.num_rewards == 2
         assert replayed(bandit).position is None
+        report = bandit.report()
+        assert report.age.num_after_change == len(after) and 0.0 < report.age.latest <= report.age.largest < 60.0
+        assert f"{len(after)} came after a change of the arms" in str(report)
+        assert report.to_dict()["age"]["num_decisions"] == report.age.num_decisions
         bandit._journal.verify(name)
 
 

@@ -48,7 +48,7 @@ def test_a_learner_and_a_decider_serve_one_experiment_and_the_learner_may_be_rep
             folder = tmp_path / f"{role}-{len(services)}"
             folder.mkdir()
             services.append(Service(folder, [str(tmp_path / "experiments.toml"), "--role", role]))
-            return services[-1].start()
+            return services[-1].start(seconds=600)
 
         learner, decider = start("learner"), start("decider")
         status, _, one = decider.call("POST", DECISIONS, {"unit": "u"})

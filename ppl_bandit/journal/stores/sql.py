@@ -264,7 +264,7 @@ class SqlStore:
         """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed."""
         found = self._find(experiment, decisions)
         missing = [decision for decision in decisions if decision not in found]
-        if not missing or not self._stages():
+        if not missing or not self.stages():
             return found
         self.seal(experiment)  # unless another process has done so since they were looked for
         return found | self._find(experiment, missing)
@@ -320,6 +320,14 @@ class SqlStore:
         ids = [row[0] for row in self._query(statement, experiment, after, limit)]
         found = self.find(experiment, ids)
         return [found[one] for one in ids]
+
+    def newest_decisions(self, experiment: str, limit: int) -> list[Event]:
+        """Return the newest decisions, oldest first."""
+        statement = (
+            f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' ORDER BY position DESC"
+        )
+        rows = self._query(f"{statement} LIMIT ?", experiment, limit)
+        return [event_from_row(experiment, row) for row in reversed(rows)]
 
     def ping(self) -> None:
         """Begin to write, and commit nothing.
@@ -438,9 +446,10 @@ class SqlStore:
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""
         statement = "SELECT COALESCE(SUM(num_decisions), 0) FROM ppl_bandit_staged WHERE experiment = ?"
-        return int(self._query(statement, experiment)[0][0]) if self._stages() else 0
+        return int(self._query(statement, experiment)[0][0]) if self.stages() else 0
 
-    def _stages(self) -> bool:
+    def stages(self) -> bool:
+        """Return whether deciders may have recorded decisions in this database."""
         if self._backend.can_stage and not self._has_staging:
             self._has_staging = self._run(lambda execute, is_again: has_staging(execute))
         return self._has_staging

@@ -10,6 +10,7 @@ import numpy as np
 
 from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs
 from ppl_bandit.display.terminal import printable, shown_name
+from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
@@ -41,6 +42,7 @@ class Report:
         loss_after: {n: the same after n more decisions}.
         num_rewards, num_pending: rewards learnt, and decisions that wait for one.
         num_late: rewards that came after their decisions had expired; they count as corrections.
+        age: how old the posterior behind the decisions of deciders was; None if there are none.
         lead_shares: {arm: share of the contexts in which it leads}; None for fewer than two contexts.
         rules: what each stopping rule of the design would find now.
         gain, gain_interval: how much more choosing the leader of each context earns per decision than the best single arm, and
@@ -69,6 +71,7 @@ class Report:
     profiles: Callable[[], list[ContextProfile]] = field(default=list, repr=False)
     seed: int = 0
     num_late: int = 0
+    age: KnowledgeAge | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -82,6 +85,7 @@ class Report:
         if self.lead_shares is not None:
             found |= {"gain": self.gain, "gain_interval": self.gain_interval}
             found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
+        found["age"] = None if self.age is None else self.age._asdict()
         found["rules"] = [rule._asdict() for rule in self.rules]
         return found | {"loss_after": {str(n): loss for n, loss in self.loss_after.items()}, "arms": arms}
 
@@ -128,6 +132,7 @@ def make_report(
     num_pending: int,
     oldest: str,
     num_late: int = 0,
+    age: KnowledgeAge | None = None,
     note: str = "",
     rules: tuple[RuleDistance, ...] = (),
     profiles: Callable[[], list[ContextProfile]] = list,
@@ -141,6 +146,7 @@ def make_report(
         evidence: what the numbers rest on, in words.
         oldest: since when the oldest pending decision waits, in words.
         num_late: number of rewards that came after their decisions had expired.
+        age: how old the posterior behind the decisions of deciders was.
         note: a remark about what the arms mean; empty for none.
         rules: what each stopping rule of the design would find now.
         profiles: the expected rewards along each entry of the context.
@@ -178,6 +184,8 @@ def make_report(
     came = f" {late} came after the decision had expired, and replaced what was recorded then." if num_late else ""
     still = f"{waiting} for a reward{oldest}" if num_pending else "no decision waits for a reward"
     lines.append(f"Pending: {still}.{came}")
+    if age is not None:
+        lines.append(f"Deciders: {age.text}.")
     if note:
         lines.append(f"Note: {note}.")
     return Report(
@@ -203,6 +211,7 @@ def make_report(
         profiles,
         seed,
         num_late,
+        age,
     )
 
 
