@@ -12,12 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.particles.checks import Check
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = [
-    "ROOM_CHECK",
     "Buffer",
     "BufferedRows",
     "append_rows",
@@ -32,7 +30,6 @@ __all__ = [
     "take_rows",
 ]
 
-ROOM_CHECK = Check("capacity", failure="the rows did not fit into the buffer and were not learnt")
 # The index of stored rows is a set-associative hash table: a row may occupy any of the ways of the set of its hash. A row
 # whose set is full is stored again, which costs time and does not change the posterior.
 _NUM_SETS, _NUM_WAYS = 1024, 4

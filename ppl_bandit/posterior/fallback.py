@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.engines.exact.certificate.certificate import resolution
+from ppl_bandit.engines.exact.certificate.certificate import is_affine, resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, Rows, fold, start
@@ -117,20 +117,23 @@ def _exact_fallback(refused: Interaction | None, model: RewardModel) -> Engine:
 
 def _refused(rows: Rows, info: Any) -> Interaction | None:
     """Return the first rows that are not certified; None if another check failed."""
-    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
+    failed = _not_certified(rows, info)[:_MAX_EXAMPLES]
     if not failed.size:
         return None
     arms, rewards, contexts, _ = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
     return Interaction(arms, rewards, contexts)
 
 
+def _not_certified(rows: Rows, info: Any) -> np.ndarray:
+    """Return the indices of rows that are not certified."""
+    return np.flatnonzero(~np.asarray(is_affine(info.residual))[: rows.arms.size])
+
+
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:
-    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])
-    if not failed.size and not bool(info.is_prior_certified):
-        if float(info.prior_rounding) > resolution(np.float64):
-            return (
-                f"the prior cannot be certified where these rewards take the posterior: {_rounded(info.prior_rounding)}"
-            )
+    failed, prior = _not_certified(rows, info), info.prior_residual
+    if not failed.size and not bool(is_affine(prior)):
+        if float(prior.rounding) > resolution(np.float64):
+            return f"the prior cannot be certified where these rewards take the posterior: {_rounded(prior.rounding)}"
         return (
             "the prior is not conjugate where these rewards take the posterior, although it is where the bandit began"
         )
@@ -138,9 +141,7 @@ def _uncertified(task: Task, rows: Rows, info: Any) -> str:
         return "the posterior after these rewards is beyond the precision of numbers: a matrix cancels, or a count is too large"
     row = int(failed[0])
     shown = ", ".join(f"{name} {value[row]:g}" for name, value in rows.rewards.items())
-    nats, tolerance, rounding = (
-        float(np.asarray(found)[row]) for found in (info.residual, info.tolerance, info.rounding)
-    )
+    nats, tolerance, rounding = (float(np.asarray(found)[row]) for found in info.residual)
     what = f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r}"
     if nats <= tolerance:
         return f"{what} cannot be certified: {_rounded(rounding)}"

@@ -34,7 +34,7 @@ def work(name, what):
             draws, evidence = accuracy.reference(name, num_rows), None
         else:
             draws, info = accuracy.approximate(name, what, num_rows)
-            evidence = bool(info.is_trusted), float(info.k_hat) if what in ("svi", "laplace") else None
+            evidence = bool(info.is_trusted), float(info.checks["k_hat"]) if what in ("svi", "laplace") else None
         found.append(({site: np.asarray(leaf) for site, leaf in draws.items()}, evidence))
     return found
 

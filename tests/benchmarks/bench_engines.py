@@ -100,11 +100,10 @@ def stream_of(name, num_rows):
 def show_stream(name, seconds, is_compiled, infos):
     """Print milliseconds of the updates of a stream that compiled nothing."""
     steady = 1e3 * seconds[~is_compiled]
-    last = infos[-1]
     print(
         f"{name}: first {seconds[0]:.1f} s; mean {steady.mean():.2f} ms, median {np.median(steady):.2f}, 99% "
-        f"{np.quantile(steady, 0.99):.1f}, worst {steady.max():.0f}; {int(last.num_refreshes)} refreshes, "
-        f"{int(last.num_moves)} of them by moves; trusted {np.mean([info.is_trusted for info in infos]):.1%}"
+        f"{np.quantile(steady, 0.99):.1f}, worst {steady.max():.0f}; {int(infos[-1].num_refreshes)} refreshes; "
+        f"trusted {np.mean([info.is_trusted for info in infos]):.1%}"
     )
 
 

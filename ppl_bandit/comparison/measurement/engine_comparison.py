@@ -239,9 +239,9 @@ def _run_and_measure(
     draws = np.stack([flatten_latents(setup.model, at.draws) for at in runs])
     ess = np.asarray(quick_jit(chain_ess)(jnp.asarray(draws))) / setup.num_runs
     info = dict(runs[-1].info)
-    if "num_divergences" in info:
-        info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
-    if "autocorrelation" in info:  # draws that repeat or are autocorrelated
+    if "divergences" in info:
+        info["divergences"] = max(at.info["divergences"] for at in runs)
+    if {"autocorrelation", "path_autocorrelation"} & info.keys():  # draws that repeat or are autocorrelated
         ess = np.minimum(ess, info["ess"])
     info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
     return EngineResult(

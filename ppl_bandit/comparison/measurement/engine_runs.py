@@ -150,7 +150,8 @@ def _learn_and_draw(
 
 def _scalars(info: Any) -> dict[str, float]:
     facts = jax.device_get(info)._asdict()
-    return {name: float(value) for name, value in facts.items() if np.ndim(value) == 0}
+    found = {**facts.pop("checks", {}), **facts}
+    return {name: float(value) for name, value in found.items() if value is not None and np.shape(value) == ()}
 
 
 def make_decide(model: RewardModel, selector: Selector, contexts: Any) -> Decide:

@@ -61,7 +61,7 @@ def _costs(result: Comparison) -> TextTable:
                 f"{engine.seconds_warm.value:.3g}",
                 f"{engine.ess.min():.0f}",
                 f"{np.max(engine.r_hat):.3f}",
-                f"{info['num_divergences']:.0f}" if "num_divergences" in info else "-",
+                f"{info['divergences']:.1%}" if "divergences" in info else "-",
                 f"{info['k_hat']:.2f}" if "k_hat" in info else "-",
                 "yes" if info["is_trusted"] else "NO",
             ]
@@ -70,7 +70,7 @@ def _costs(result: Comparison) -> TextTable:
     cold = "build, compile or load from the cache, and run" if result.is_cached else "build, compile and run"
     note = (
         "Least ESS: effective sample size of the M draws, for the worst latent. R-hat: 1 if the runs agree. Divergences: "
-        "diverging NUTS trajectories; more than a few in 1,000 bias the draws. k-hat: Pareto shape of the importance weights; "
+        "share of diverging trajectories; more than 1% bias the draws. k-hat: Pareto shape of the importance weights; "
         "above 0.7 the draws are unreliable. Trusted: the engine's own diagnostics."
     )
     return TextTable(f"Cost and diagnostics (cold: {cold}; warm: run)", header, rows, note)

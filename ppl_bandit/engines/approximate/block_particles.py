@@ -8,18 +8,17 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.approximate.blocks import Blocks
 from ppl_bandit.engines.approximate.unconstrained import Space
-from ppl_bandit.engines.particles.checks import worst_values
+from ppl_bandit.engines.checks import worst_values
 from ppl_bandit.engines.particles.weighted_particles import (
-    PARTICLE_CHECKS,
     WeightedParticles,
-    particle_check_values,
+    particle_checks,
     prior_particles,
 )
 from ppl_bandit.engines.particles.weights import finite_log_weights, resample
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["block_check_values", "draw_latents", "draw_prior_particles", "join_blocks", "touched_blocks"]
+__all__ = ["block_checks", "draw_latents", "draw_prior_particles", "join_blocks", "touched_blocks"]
 
 
 def draw_prior_particles(
@@ -79,10 +78,10 @@ def touched_blocks(blocks: Blocks, rows: Interaction) -> Bool[Array, " B"]:
     return jnp.zeros(num_blocks, bool).at[block].set(True, mode="drop")
 
 
-def block_check_values(particles: WeightedParticles, ess: Float[Array, " B"]) -> Float[Array, " checks"]:
-    """Return the worst value over blocks of every check in `PARTICLE_CHECKS`.
+def block_checks(particles: WeightedParticles, ess: Float[Array, " B"]) -> dict[str, Float[Array, ""]]:
+    """Return the worst value over blocks of every check of particles, by name.
 
     Args:
         ess: effective sample sizes of the weights.
     """
-    return worst_values(PARTICLE_CHECKS, jax.vmap(particle_check_values)(particles, ess))
+    return worst_values(jax.vmap(particle_checks)(particles, ess))

@@ -1,34 +1,20 @@
 """Checks of a fitted distribution, a Gaussian or a variational guide, by importance weights of its draws."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.particles.checks import Check
+from ppl_bandit.engines.checks import Info, checks_text, make_info
 from ppl_bandit.engines.particles.diagnostics import (
-    MAX_K_HAT,
-    MAX_MEAN_SHIFT,
-    MAX_SD_SHIFT,
     moment_shifts,
     pareto_k_hat,
 )
 from ppl_bandit.engines.particles.weights import weight_ess
-from ppl_bandit.engines.row_buffer import ROOM_CHECK
 
-__all__ = ["FIT_CHECKS", "FIT_CHECKS_TEXT", "NUM_CHECK_DRAWS", "FitMeasures", "measure_fit"]
+__all__ = ["FIT_CHECKS_TEXT", "NUM_CHECK_DRAWS", "FitMeasures", "measure_fit"]
 
 NUM_CHECK_DRAWS = 1000
-FIT_CHECKS = (
-    Check("Pareto k-hat of the posterior relative to the fit", MAX_K_HAT),
-    Check("the largest error of a mean, in posterior standard deviations,", MAX_MEAN_SHIFT),
-    Check("the largest relative error of a standard deviation", MAX_SD_SHIFT),
-    ROOM_CHECK,
-)
-FIT_CHECKS_TEXT = (
-    f"Pareto k-hat of the posterior relative to the fit, at most {MAX_K_HAT}, the largest error of a mean, at most "
-    f"{MAX_MEAN_SHIFT} standard deviations, and of a standard deviation, at most {MAX_SD_SHIFT:.0%}"
-)
+FIT_CHECKS_TEXT = checks_text(("k_hat", "mean_shift", "sd_shift"))
 
 
 class FitMeasures(NamedTuple):
@@ -46,9 +32,14 @@ class FitMeasures(NamedTuple):
     sd_shift: Float[Array, ""]
     ess: Float[Array, ""]
 
-    def check_values(self, has_room: Bool[Array, ""]) -> Float[Array, " checks"]:
-        """Return the values of `FIT_CHECKS`."""
-        return jnp.stack([self.k_hat, self.mean_shift, self.sd_shift, has_room.astype(self.k_hat.dtype)])
+    def as_info(self, has_room: Bool[Array, ""], **checks: Any) -> Info:
+        """Return the measures of an update.
+
+        Args:
+            checks: further checks, by name.
+        """
+        own = {"k_hat": self.k_hat, "mean_shift": self.mean_shift, "sd_shift": self.sd_shift, "capacity": has_room}
+        return make_info({**own, **checks}, permanent=["capacity"], is_full=~has_room, ess=self.ess)
 
 
 def measure_fit(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> FitMeasures:

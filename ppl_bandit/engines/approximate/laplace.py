@@ -5,23 +5,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import one_block
-from ppl_bandit.engines.approximate.explanation import explain_approximate
-from ppl_bandit.engines.approximate.fit_checks import FIT_CHECKS, FIT_CHECKS_TEXT, NUM_CHECK_DRAWS, measure_fit
+from ppl_bandit.engines.approximate.fit_checks import FIT_CHECKS_TEXT, NUM_CHECK_DRAWS, measure_fit
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
+from ppl_bandit.engines.checks import Info
+from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.log_density import LogDensity, find_mode
 from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, reserve, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["LaplaceInfo", "LaplaceState", "laplace"]
-
-_CHECKS = (*FIT_CHECKS, Check("convergence", failure="Newton's method found no mode of the posterior"))
+__all__ = ["LaplaceState", "laplace"]
 
 
 class LaplaceState(NamedTuple):
@@ -30,33 +28,6 @@ class LaplaceState(NamedTuple):
     buffer: Buffer
     mode: Float[Array, " K"]
     root: Float[Array, "K K"]
-
-
-class LaplaceInfo(NamedTuple):
-    """Measures of an update.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        k_hat, mean_shift, sd_shift, ess: see `FitMeasures`; of 1,000 draws.
-        is_converged: whether Newton's method found a point where the gradient vanishes and the curvature is positive.
-        num_steps: Newton steps.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    k_hat: Float[Array, ""]
-    mean_shift: Float[Array, ""]
-    sd_shift: Float[Array, ""]
-    ess: Float[Array, ""]
-    is_converged: Bool[Array, ""]
-    num_steps: Int[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
 
 
 def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) -> Engine:
@@ -82,7 +53,7 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         mode = find_mode(posterior_of(buffer), jnp.zeros(space.size))
         return LaplaceState(buffer, mode.position, mode.root)
 
-    def update(key: Key, state: LaplaceState, interaction: Interaction) -> tuple[LaplaceState, LaplaceInfo]:
+    def update(key: Key, state: LaplaceState, interaction: Interaction) -> tuple[LaplaceState, Info]:
         rows, has_room = rows_that_fit(state.buffer, interaction)
         buffer = append_rows(model, state.buffer, rows, merges=discount == 1.0)
         target = posterior_of(buffer)
@@ -91,11 +62,7 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         positions = mode.position + noise @ mode.root.T
         log_weights = sum(jax.vmap(target.parts)(positions)) + 0.5 * jnp.sum(jnp.square(noise), axis=1)
         measures = measure_fit(positions, log_weights)
-        values = measures.check_values(has_room)
-        values = jnp.append(values, mode.is_converged.astype(values.dtype))
-        is_trusted = jnp.all(passed_checks(_CHECKS, values))
-        info = LaplaceInfo(is_trusted, *measures, mode.is_converged, mode.num_steps, ~has_room, values)
-        return LaplaceState(buffer, mode.position, mode.root), info
+        return LaplaceState(buffer, mode.position, mode.root), measures.as_info(has_room, mode=mode.is_converged)
 
     def sample(key: Key, state: LaplaceState, num_samples: int) -> Draws:
         noise = jr.normal(key, (num_samples, space.size))
@@ -107,10 +74,10 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         "draws come from a Gaussian at the posterior's mode, in unconstrained space",
         "Gaussian after mapping to the reals",
         discount,
-        [
-            "approximated: the form of the posterior; skewness and heavy tails are lost, and all modes but one",
-            f"checks: convergence, {FIT_CHECKS_TEXT}",
-        ],
+        {
+            "approximated": "the form of the posterior; skewness and heavy tails are lost, and all modes but one",
+            "checks": f"convergence, {FIT_CHECKS_TEXT}",
+        },
     )
     settings = {"capacity": capacity, "discount": discount}
     capabilities = Capabilities(reserve=reserve)

@@ -8,30 +8,28 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.block_particles import (
-    block_check_values,
+    block_checks,
     draw_latents,
     draw_prior_particles,
     touched_blocks,
 )
 from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.explanation import explain_approximate
 from ppl_bandit.engines.approximate.noncentred_refresh import refresh_block
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.particles.checks import describe_failures, passed_checks
+from ppl_bandit.engines.checks import Info, make_info
+from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.particles.kernels import no_u_turn
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
     MIN_ESS_SHARE,
-    PARTICLE_CHECKS,
     RefreshSettings,
     WeightedParticles,
     sample_size,
 )
 from ppl_bandit.engines.particles.weights import weight_ess
 from ppl_bandit.engines.row_buffer import (
-    ROOM_CHECK,
     Buffer,
     append_rows,
     empty_buffer,
@@ -41,11 +39,10 @@ from ppl_bandit.engines.row_buffer import (
 )
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["NutsInfo", "NutsState", "nuts"]
+__all__ = ["NutsState", "nuts"]
 
-_CHECKS = (*PARTICLE_CHECKS, ROOM_CHECK)
 _REFRESH = RefreshSettings(
     kernel=no_u_turn, first_length=2, first_coordinate_moves=16, min_narrowing=0.0, may_accept_proposals=False
 )
@@ -67,34 +64,6 @@ class NutsState(NamedTuple):
     reference: Float[Array, " K"]
     is_stale: Bool[Array, " B"]
     num_pending: Int[Array, ""]
-
-
-class NutsInfo(NamedTuple):
-    """Measures of an update; the worst over all blocks of independent latents.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        ess: number of independent draws with the same Monte Carlo error.
-        autocorrelation: of the draws with their positions before the last window of transitions.
-        num_divergences: divergent transitions of this window.
-        num_pending: updates that the draws do not include yet; below refresh_every.
-        num_refreshes: runs of the chains so far, of the block with the most.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    ess: Float[Array, ""]
-    autocorrelation: Float[Array, ""]
-    num_divergences: Int[Array, ""]
-    num_pending: Int[Array, ""]
-    num_refreshes: Int[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
 
 
 def nuts(
@@ -148,7 +117,7 @@ def nuts(
             num_pending=jnp.zeros((), int),
         )
 
-    def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, NutsInfo]:
+    def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, Info]:
         rows, has_room = rows_that_fit(state.buffer, interaction)
         has_rows = jnp.any(row_mask(rows))
         # With a discount every row changes the posterior of every block.
@@ -168,42 +137,23 @@ def nuts(
             return run_chains(jr.fold_in(key, block), state, block)
 
         after = jax.lax.while_loop(is_unfinished, run_next, pending)
-        return after, make_info(after, has_room)
+        return after, measure(after, has_room)
 
-    def make_info(state: NutsState, has_room: Bool[Array, ""]) -> NutsInfo:
+    def measure(state: NutsState, has_room: Bool[Array, ""]) -> Info:
         particles = state.particles
         ess = jax.vmap(weight_ess)(particles.log_weights)
-        values = block_check_values(particles, ess)
-        values = jnp.append(values, has_room.astype(values.dtype))
-        return NutsInfo(
-            is_trusted=jnp.all(passed_checks(_CHECKS, values)) & jnp.all(particles.evidence.is_sound),
-            ess=jnp.min(jax.vmap(sample_size)(particles, ess)),
-            autocorrelation=jnp.max(particles.evidence.autocorrelation),
-            num_divergences=jnp.sum(particles.evidence.num_divergences),
-            num_pending=state.num_pending,
-            num_refreshes=jnp.max(particles.num_refreshes),
+        return make_info(
+            {**block_checks(particles, ess), "capacity": has_room},
+            permanent=["capacity"],
+            is_sound=jnp.all(particles.evidence.is_sound),
             is_full=~has_room,
-            check_values=values,
+            num_refreshes=jnp.max(particles.num_refreshes),
+            ess=jnp.min(jax.vmap(sample_size)(particles, ess)),
         )
 
     def sample(key: Key, state: NutsState, num_samples: int) -> Draws:
         return jax.vmap(space.constrain)(draw_latents(key, blocks, state.particles, space.size, num_samples))
 
-    interval = "every update" if refresh_every == 1 else f"every {refresh_every} updates"
-    explanation = explain_approximate(
-        model,
-        "nuts",
-        f"draws come from NumPyro's NUTS on all data, run again at {interval}",
-        f"{num_draws} draws, each of its own chain",
-        discount,
-        [
-            f"approximated: the posterior, by {num_draws} draws of Markov chains; its form is arbitrary",
-            f"checks: the autocorrelation of the chains with their starting positions, at most {MAX_AUTOCORRELATION}, "
-            f"effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite log "
-            f"densities; for chains that started at importance draws with a Pareto k-hat of at most {MAX_K_HAT}, drift and "
-            "finite log densities alone",
-        ],
-    )
     settings: dict[str, Any] = {
         "capacity": capacity,
         "num_draws": num_draws,
@@ -211,4 +161,23 @@ def nuts(
         "discount": discount,
     }
     capabilities = Capabilities(reserve=reserve)
+    explanation = _explain(model, num_draws, refresh_every, discount)
     return Engine(init, update, sample, explanation, settings, capabilities)
+
+
+def _explain(model: RewardModel, num_draws: int, refresh_every: int, discount: float) -> Explanation:
+    interval = "every update" if refresh_every == 1 else f"every {refresh_every} updates"
+    return explain_approximate(
+        model,
+        "nuts",
+        f"draws come from NumPyro's NUTS on all data, run again at {interval}",
+        f"{num_draws} draws, each of its own chain",
+        discount,
+        {
+            "approximated": f"the posterior, by {num_draws} draws of Markov chains; its form is arbitrary",
+            "checks": f"the autocorrelation of the chains with their starting positions, at most {MAX_AUTOCORRELATION}, "
+            f"effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite log "
+            f"densities; for chains that started at importance draws with a Pareto k-hat of at most {MAX_K_HAT}, drift and "
+            "finite log densities alone",
+        },
+    )

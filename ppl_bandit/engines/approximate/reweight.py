@@ -26,7 +26,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.block_particles import (
-    block_check_values,
+    block_checks,
     draw_latents,
     draw_prior_particles,
     join_blocks,
@@ -34,11 +34,11 @@ from ppl_bandit.engines.approximate.block_particles import (
 )
 from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE, block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.explanation import explain_approximate
 from ppl_bandit.engines.approximate.noncentred_refresh import record_readings, refresh_block
-from ppl_bandit.engines.approximate.reweight_state import REWEIGHT_CHECKS, ReweightInfo, ReweightState
+from ppl_bandit.engines.approximate.reweight_state import ReweightState
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.particles.checks import passed_checks
+from ppl_bandit.engines.checks import CHECKS, Info, make_info
+from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
@@ -66,7 +66,7 @@ from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interacti
 
 __all__ = ["MAX_WORK", "reweight"]
 
-_MIN_ESS = 0.5  # effective sample size after an update, as a share of the particles
+_MIN_ESS = CHECKS["weight_ess"].bound  # effective sample size after an update, as a share of the particles
 _MIN_ESS_IN_BATCH = 0.2  # inside a batch, where no decision is made
 _MIN_ESS_UNSOUND = 0.9  # of particles whose moves failed their checks: above it the posterior is still the same
 # Growth of the rows of a block between searches for modes, if it has few or many latents.
@@ -263,29 +263,24 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         rows, has_room = rows_that_fit(state.buffer, interaction)
         return as_rows(model, state.buffer, rows), has_room
 
-    def make_info(state: ReweightState, k_hat: Float[Array, ""], has_room: Bool[Array, ""]) -> ReweightInfo:
+    def measure(state: ReweightState, k_hat: Float[Array, ""], has_room: Bool[Array, ""]) -> Info:
         particles = state.particles
         ess = jax.vmap(weight_ess)(particles.log_weights)
-        values = block_check_values(particles, ess)
-        values = jnp.concatenate([values, jnp.stack([k_hat, has_room.astype(values.dtype)])])
-        return ReweightInfo(
-            is_trusted=jnp.all(passed_checks(REWEIGHT_CHECKS, values)) & jnp.all(particles.evidence.is_sound),
-            ess=jnp.min(jax.vmap(sample_size)(particles, ess)),
-            k_hat=k_hat,
-            autocorrelation=jnp.max(particles.evidence.autocorrelation),
-            num_divergences=jnp.sum(particles.evidence.num_divergences),
+        return make_info(
+            {**block_checks(particles, ess), "k_hat": k_hat, "capacity": has_room},
+            permanent=["capacity"],
+            is_sound=jnp.all(particles.evidence.is_sound),
+            is_full=~has_room,
             is_unfinished=jnp.any(particles.evidence.is_unfinished),
             num_refreshes=jnp.sum(particles.num_refreshes),
-            num_moves=jnp.sum(particles.num_moves),
+            ess=jnp.min(jax.vmap(sample_size)(particles, ess)),
             log_evidence=state.log_evidence,
             log_evidence_error=state.log_evidence_error,
-            is_full=~has_room,
-            check_values=values,
         )
 
     def quick_update(
         key: Key, state: ReweightState, interaction: Interaction
-    ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
+    ) -> tuple[ReweightState, Info, Bool[Array, ""]]:
         """Absorb one row as `update` does if no block must be renewed then; see `Capabilities.quick_update`."""
         del key
         rows, has_room = counted_rows(state, interaction)
@@ -295,9 +290,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after, row_growth)
         is_doubtful |= is_unfinished
         _, k_hat, is_stale = stalest_block(after, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful, may_rest=True)
-        return after, make_info(after, k_hat, has_room), ~is_stale
+        return after, measure(after, k_hat, has_room), ~is_stale
 
-    def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
+    def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, Info]:
         rows, has_room = counted_rows(state, interaction)
         num_rows = rows.arm.shape[0]
 
@@ -350,7 +345,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         none, no = jnp.zeros((), int), jnp.array(False)
         start = _BatchProgress(state, none, ess, jnp.zeros_like(ess[0]), no, is_unsound, is_cut)
         end = jax.lax.while_loop(is_unfinished, absorb_and_refresh, start)
-        return end.state, make_info(end.state, end.k_hat, has_room)
+        return end.state, measure(end.state, end.k_hat, has_room)
 
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
         return jax.vmap(space.constrain)(draw_latents(key, blocks, state.particles, space.size, num_samples))
@@ -376,14 +371,14 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
         "where importance sampling fails its checks",
         f"{num_particles} weighted draws",
         discount,
-        [
-            f"approximated: the posterior, by {num_particles} weighted draws of {size} latent numbers{separate}; its form is "
+        {
+            "approximated": f"the posterior, by {num_particles} weighted draws of {size} latent numbers{separate}; its form is "
             "arbitrary",
-            f"checks: effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
+            "checks": f"effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
             f"half; Pareto k-hat, at most {MAX_K_HAT}; after Markov steps, the autocorrelation with the starting positions, at "
             f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of modes that "
             f"the search found and that have too few draws, at most {MAX_UNSEEN_MASS:.0%}",
-            f"not seen: a region that neither a draw nor the search for modes reaches, and modes that together hold less than "
-            f"{MAX_UNSEEN_MASS:.0%} of the mass",
-        ],
+            "not seen": "a region that neither a draw nor the search for modes reaches, and modes that together hold less "
+            f"than {MAX_UNSEEN_MASS:.0%} of the mass",
+        },
     )

@@ -1,20 +1,16 @@
-"""The state of the `reweight` engine, and the measures that an update returns."""
+"""The state of the `reweight` engine."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from ppl_bandit.engines.particles.checks import Check, describe_failures
-from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
-from ppl_bandit.engines.particles.weighted_particles import PARTICLE_CHECKS, WeightedParticles
+from ppl_bandit.engines.particles.weighted_particles import WeightedParticles
 from ppl_bandit.engines.particles.weights import variance_of_mean, weight_ess
-from ppl_bandit.engines.row_buffer import ROOM_CHECK, Buffer
+from ppl_bandit.engines.row_buffer import Buffer
 
-__all__ = ["REWEIGHT_CHECKS", "ReweightInfo", "ReweightState"]
-
-REWEIGHT_CHECKS = (*PARTICLE_CHECKS, Check("Pareto k-hat of the weights", MAX_K_HAT), ROOM_CHECK)
+__all__ = ["ReweightState"]
 
 
 class ReweightState(NamedTuple):
@@ -50,39 +46,3 @@ class ReweightState(NamedTuple):
         ess = jax.vmap(weight_ess)(self.particles.log_weights)
         num_particles = self.particles.log_weights.shape[-1]
         return jnp.sqrt(jnp.sum(self.particles.squared_error + variance_of_mean(ess, num_particles)))
-
-
-class ReweightInfo(NamedTuple):
-    """Measures of an update; the worst over all blocks.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        ess: number of independent draws with the same Monte Carlo error as the weighted particles.
-        k_hat: Pareto k-hat of the weights; 0 if no weight is large.
-        autocorrelation: of the particles with the starting positions of the last moves; 0 without moves.
-        num_divergences: divergent transitions of these moves.
-        is_unfinished: the budget of an update of one row ended these moves; they continue with a later update.
-        num_refreshes: refreshes so far, over all blocks.
-        num_moves: refreshes by moves, because importance sampling failed its checks.
-        log_evidence: log p(data) so far.
-        log_evidence_error: its standard error, as if the draws of each refresh were independent and exact.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    autocorrelation: Float[Array, ""]
-    num_divergences: Int[Array, ""]
-    is_unfinished: Bool[Array, ""]
-    num_refreshes: Int[Array, ""]
-    num_moves: Int[Array, ""]
-    log_evidence: Float[Array, ""]
-    log_evidence_error: Float[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(REWEIGHT_CHECKS, self.check_values)

@@ -15,16 +15,15 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoGuide, AutoMultivariateN
 from numpyro.infer.util import log_density
 from numpyro.optim import Adam
 
-from ppl_bandit.engines.approximate.explanation import explain_approximate
 from ppl_bandit.engines.approximate.fit_checks import (
-    FIT_CHECKS,
     FIT_CHECKS_TEXT,
     NUM_CHECK_DRAWS,
     FitMeasures,
     measure_fit,
 )
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
-from ppl_bandit.engines.particles.checks import describe_failures, passed_checks
+from ppl_bandit.engines.checks import Info
+from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_SD_SHIFT, moment_shifts
 from ppl_bandit.engines.particles.weights import weight_ess
 from ppl_bandit.engines.row_buffer import (
@@ -41,7 +40,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import program_lock
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["SviInfo", "SviState", "svi"]
+__all__ = ["SviState", "svi"]
 
 GUIDES: dict[str, type[AutoGuide]] = {"mvn": AutoMultivariateNormal, "normal": AutoNormal, "flow": AutoBNAFNormal}
 
@@ -69,31 +68,6 @@ class SviState(NamedTuple):
     centre: Float[Array, " K"]
     scale: Float[Array, " K"]
     ess: Float[Array, ""]
-
-
-class SviInfo(NamedTuple):
-    """Measures of an update.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        k_hat, mean_shift, sd_shift, ess: see `FitMeasures`; of 1,000 draws.
-        elbo: evidence lower bound, from these draws.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    k_hat: Float[Array, ""]
-    mean_shift: Float[Array, ""]
-    sd_shift: Float[Array, ""]
-    ess: Float[Array, ""]
-    elbo: Float[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(FIT_CHECKS, self.check_values)
 
 
 class _ScaledData(NamedTuple):
@@ -175,7 +149,7 @@ def svi(
         ess = jnp.asarray(jnp.inf, float)  # so that the first fit to data has all steps
         return SviState(buffer, params, centre, scale, ess)
 
-    def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, SviInfo]:
+    def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, Info]:
         key_fit, key_check = jr.split(key)
         rows, has_room = rows_that_fit(state.buffer, interaction)
         buffer = append_rows(model, state.buffer, rows, merges=discount == 1.0)
@@ -204,10 +178,7 @@ def svi(
         nothing = jnp.zeros((NUM_CHECK_DRAWS, space.size)), jnp.zeros(NUM_CHECK_DRAWS)
         start = _GuideFit(jnp.zeros((), int), state.params, *nothing, unfitted, unfitted)
         end = jax.lax.while_loop(needs_more, fit_again, start)
-        values = end.measures.check_values(has_room)
-        is_trusted = jnp.all(passed_checks(FIT_CHECKS, values))
-        info = SviInfo(is_trusted, *end.measures, jnp.mean(end.log_weights), ~has_room, values)
-        return state._replace(buffer=buffer, params=end.params, ess=end.measures.ess), info
+        return state._replace(buffer=buffer, params=end.params, ess=end.measures.ess), end.measures.as_info(has_room)
 
     def sample(key: Key, state: SviState, num_samples: int) -> Draws:
         positions, _ = jax.vmap(fitted.draw, (0, None))(jr.split(key, num_samples), state.params)
@@ -220,10 +191,10 @@ def svi(
         f"draws come from {name}, fitted to the posterior by stochastic variational inference",
         f"{name} after mapping to the reals",
         discount,
-        [
-            "approximated: the form of the posterior, by that of the guide; such fits tend to be too narrow",
-            f"checks: {FIT_CHECKS_TEXT}",
-        ],
+        {
+            "approximated": "the form of the posterior, by that of the guide; such fits tend to be too narrow",
+            "checks": f"{FIT_CHECKS_TEXT}",
+        },
     )
     settings = {
         "guide": guide,

@@ -5,15 +5,15 @@ few dimensions of psi. Particles follow it from row to row (`particles.tempering
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.checks import CHECKS, Info, make_info
 from ppl_bandit.engines.collapsed.collapsed_posterior import (
-    MAX_ROUNDING,
     CollapsedPosterior,
     CollapsedState,
     as_matrices,
@@ -22,14 +22,16 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
     roundings_of,
 )
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, separable_summary, shared_summary
-from ppl_bandit.engines.collapsed.explanation import explain_collapsed
+from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.learning import DataUpdate, add_to_buffer, add_to_sums, certify_and_summarize
 from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_particles
 from ppl_bandit.engines.collapsed.split import find_split
+from ppl_bandit.engines.exact.certificate.certificate import Residual
+from ppl_bandit.engines.exact.explanation import family_name, residual_text
 from ppl_bandit.engines.exact.families.drawing import sample_each
 from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.refusals import refusal
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
+from ppl_bandit.engines.explanation import explain
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.tempering import (
@@ -38,72 +40,21 @@ from ppl_bandit.engines.particles.tempering import (
     follow_path,
     max_autocorrelation,
 )
+from ppl_bandit.engines.particles.weighted_particles import MAX_ROUNDING, MAX_UNSEEN_MASS
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
-from ppl_bandit.engines.row_buffer import ROOM_CHECK, reserve, row_mask, rows_that_fit
+from ppl_bandit.engines.row_buffer import reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["MAX_WORK", "CollapsedInfo", "collapsed"]
+__all__ = ["MAX_WORK", "collapsed"]
 
-_MIN_ESS = 0.5  # as a share of the particles
 # Budget of the moves of one row if there are many outer dimensions: operations (`num_operations`) for each particle. The 15,000
 # of a horseshoe regression with 14 outer dimensions give 400 evaluations; the longest update of 80 rows took 1.8 s.
 MAX_WORK = 6_000_000
-_MAX_UNDEFINED = 0.02  # their region may hold posterior mass; proposals with heavy tails reach far beyond the posterior
-_PERMANENT_CHECKS = (
-    Check("the residual of a row's certificate, relative to its tolerance,", 1.0),
-    ROOM_CHECK,
-    Check("proof", failure="an outer site has left the region for which the likelihood is proved analytic"),
-    Check("log evidence", failure="the log evidence is not finite"),
-    Check(f"the weight of particles whose log density is not finite or rounded by more than {MAX_ROUNDING} nats", 0.1),
-)
-# The next refresh may make these pass.
-_REFRESH_CHECKS = (
-    Check("the effective sample size of the weights, as a share of the particles,", _MIN_ESS, is_minimum=True),
-    Check("Pareto k-hat of the weights", MAX_K_HAT),
-    Check("the autocorrelation of the particles with their starting positions, beyond chance,", max_autocorrelation()),
-    Check("the share of proposals, or of particles, whose log density is nan or infinite,", _MAX_UNDEFINED),
-)
-_CHECKS = (*_PERMANENT_CHECKS, *_REFRESH_CHECKS)
-
-
-class CollapsedInfo(NamedTuple):
-    """Measures of an update.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        may_recover: whether the next refresh may make all checks pass.
-        ess: effective sample size of the particles' weights.
-        k_hat: Pareto k-hat of the weights; 0 if no weight is large.
-        autocorrelation: of the particles with their starting positions, at the end of the last refresh.
-        acceptance: acceptance rate of its proposals.
-        num_refreshes: refreshes so far.
-        log_evidence, log_evidence_error: log p(data) so far, and its standard error.
-        is_certified: whether each row's likelihood is certified as conjugate; if one is not, no row is learnt.
-        excess: residual of each row's certificate relative to its tolerance; at most 1 if the row is certified.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    may_recover: Bool[Array, ""]
-    ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    autocorrelation: Float[Array, ""]
-    acceptance: Float[Array, ""]
-    num_refreshes: Int[Array, ""]
-    log_evidence: Float[Array, ""]
-    log_evidence_error: Float[Array, ""]
-    is_certified: Bool[Array, " N"]
-    excess: Float[Array, " N"]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
+# The next refresh may restore the other checks.
+_PERMANENT = ("certificate", "capacity", "proof", "density", "precision")
 
 
 def collapsed(
@@ -152,7 +103,7 @@ def collapsed(
     def init(key: Key) -> CollapsedState:
         return first_state(posterior, key, num_particles, capacity)
 
-    def update(key: Key, state: CollapsedState, rows: Interaction) -> tuple[CollapsedState, CollapsedInfo]:
+    def update(key: Key, state: CollapsedState, rows: Interaction) -> tuple[CollapsedState, Info]:
         # With the reduced matmul precision of an accelerator, conjugate rows would fail their certificates.
         with jax.default_matmul_precision("highest"):
             return _update(posterior, key, state, rows)
@@ -170,7 +121,7 @@ def collapsed(
         init,
         update,
         sample,
-        explain_collapsed(model, split, None if summary is None else summary.description, num_particles, discount),
+        _explain(model, split, None if summary is None else summary.description, num_particles, discount),
         settings={
             "outer": list(split.values),
             "num_particles": num_particles,
@@ -187,7 +138,7 @@ def collapsed(
 
 def _update(
     posterior: CollapsedPosterior, key: Key, state: CollapsedState, interaction: Interaction
-) -> tuple[CollapsedState, CollapsedInfo]:
+) -> tuple[CollapsedState, Info]:
     """Certify and learn rows, and move the particles if their weights are uneven."""
     model, split, summary, discount = posterior
     num_particles, dtype = state.particles.shape[0], state.particles.dtype
@@ -204,8 +155,7 @@ def _update(
     data = WeightedRows(rows, jnp.where(mask, jnp.asarray(discount, dtype) ** age, 0.0))
     picked, laws, _ = laws_of(posterior, state, picks)
     fresh, excess = certify_and_summarize(posterior, state, picked, laws, data)
-    is_certified = excess <= 1.0
-    are_certified = jnp.all(is_certified)
+    are_certified = jnp.all(excess <= 1.0)
     fresh = jax.tree.map(lambda leaf: jnp.where(are_certified, leaf, 0.0), fresh)
     add_rows = add_to_buffer if summary is None else add_to_sums
     added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
@@ -215,7 +165,7 @@ def _update(
     k_hat = notable_k_hat(log_weights, normalized)
     # Particles with a large autocorrelation are moved again with the next row.
     is_correlated = _autocorrelation_beyond_chance(state) > max_autocorrelation()
-    is_stale = (normalized.ess < _MIN_ESS * num_particles) | (k_hat > MAX_K_HAT) | is_correlated
+    is_stale = (normalized.ess < CHECKS["weight_ess"].bound * num_particles) | (k_hat > MAX_K_HAT) | is_correlated
     start = TemperingResult(
         state.particles,
         state.log_targets,
@@ -251,33 +201,27 @@ def _update(
     is_undefined = jnp.isnan(added.log_targets) | (added.log_targets == jnp.inf)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_rounded = (roundings_of(posterior, after) > MAX_ROUNDING).astype(dtype)
-    values = (
-        jnp.max(excess),
-        has_room,
-        is_inside,
-        jnp.isfinite(after.log_evidence),
-        weights @ is_rounded + _share_without_density(posterior, state),
-        ess / num_particles,
-        k_hat,
-        _autocorrelation_beyond_chance(after),
-        jnp.maximum(after.share_undefined, jnp.mean(is_undefined)),
-    )
-    check_values = jnp.stack([value.astype(dtype) for value in values])
-    is_passed = passed_checks(_CHECKS, check_values)
-    return after, CollapsedInfo(
-        is_trusted=jnp.all(is_passed),
-        may_recover=jnp.all(is_passed[: len(_PERMANENT_CHECKS)]),
-        ess=ess,
-        k_hat=k_hat,
-        autocorrelation=after.autocorrelation,
-        acceptance=after.acceptance,
+    checks = {
+        "certificate": jnp.max(excess),
+        "capacity": has_room,
+        "proof": is_inside,
+        "density": jnp.isfinite(after.log_evidence),
+        "precision": weights @ is_rounded + _share_without_density(posterior, state),
+        "weight_ess": ess / num_particles,
+        "k_hat": k_hat,
+        "path_autocorrelation": _autocorrelation_beyond_chance(after),
+        "undefined": jnp.maximum(after.share_undefined, jnp.mean(is_undefined)),
+    }
+    residual = Residual(excess, jnp.ones_like(excess), jnp.zeros_like(excess))
+    return after, make_info(
+        checks,
+        permanent=_PERMANENT,
+        is_full=~has_room,
         num_refreshes=after.num_refreshes,
+        ess=ess,
         log_evidence=after.log_evidence,
         log_evidence_error=jnp.sqrt(after.squared_error + variance_of_mean(ess, num_particles)),
-        is_certified=is_certified,
-        excess=excess,
-        is_full=~has_room,
-        check_values=check_values,
+        residual=residual,
     )
 
 
@@ -341,3 +285,43 @@ def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_
     outer = {name: jnp.concatenate([value] * num_each) for name, value in values.items()}
     drawn = {**outer, **sample_each(layout, key_inner, laws, steps)}
     return {name: drawn[name][:num_samples] for name in posterior.model.latent_shapes}
+
+
+def _explain(
+    model: RewardModel, split: Split, description: str | None, num_particles: int, discount: float
+) -> Explanation:
+    """Explain a program that is exact given its outer sites.
+
+    Args:
+        description: what is stored of the data; None for the rows.
+    """
+    outer, inner = ", ".join(split.space.names), ", ".join(site.name for site in split.layout.sites)
+    sites = {site.name: f"{family_name(split.layout, site)}, given {outer}" for site in split.layout.sites}
+    sites |= {site: f"{num_particles} weighted particles" for site in split.space.names}
+    verb, reach = ("is", "reaches") if len(split.layout.sites) == 1 else ("are", "reach")
+    rows = "the rows; a refresh reads them again at every outer value that it evaluates"
+    facts = {
+        "proved": f"for every value of {outer}, all that {inner} {reach} is real-analytic, none of it a branch, an index, a\n"
+        "    comparison or a rounding of a latent",
+        "certified": f"prior and likelihood are affine in the sufficient statistics of {inner} at random values of {outer};\n"
+        f"    largest residual {residual_text(split.evidence)}; every new datum is certified likewise before it is absorbed",
+        "approximated": f"{outer} ({split.space.size} dimension{'s' * (split.space.size > 1)}), by particles of the marginal "
+        "posterior",
+        "checks": f"effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "
+        f"after a refresh,\n    autocorrelation with the starting positions, at most "
+        f"{max_autocorrelation(num_particles):.2f}; rounding of log\n    densities, at most {MAX_ROUNDING} nats",
+        "not seen": f"a region of {outer} that no particle reached, and modes that together hold less than "
+        f"{MAX_UNSEEN_MASS:.0%} of the mass",
+        "stored of the data": rows
+        if description is None
+        else f"{description}; a step and a refresh cost the same after any number of rows",
+    }
+    return explain(
+        model,
+        "collapsed",
+        f"EXACT GIVEN {outer}: {inner} {verb} integrated out in closed form.",
+        f"exact given {outer}: {inner} integrated out, {outer} represented by {num_particles} particles",
+        {site: sites[site] for site in model.latent_shapes},
+        facts,
+        discount=discount,
+    )

@@ -25,7 +25,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
 
 __all__ = [
-    "MAX_ROUNDING",
     "CollapsedState",
     "CollapsedPosterior",
     "StatisticsAtOuterValues",
@@ -36,7 +35,6 @@ __all__ = [
     "roundings_of",
 ]
 
-MAX_ROUNDING = 0.02  # nats of a log density
 _MAX_CACHED = 1 << 22  # numbers in `outer_statistics` that a state caches; larger ones are computed again
 
 

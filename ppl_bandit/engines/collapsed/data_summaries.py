@@ -146,11 +146,6 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
     anchors = jax.tree.map(lambda leaf: leaf[chosen], rows)
     outer = {name: value[outer_picks] for name, value in values.items()}
 
-    def cast(tree: Any, dtype: Any) -> Any:
-        return jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None), tree
-        )
-
     def combine(at_values: Array, sums: Array) -> Array:
         """Return statistics, given those of the chosen rows at outer values, (Y, J), and sums at the chosen values, (P, J)."""
         # The inner product does not depend on the outer value.
@@ -158,11 +153,11 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
 
     def summarize(centre: Coordinates, own: Mapping[str, Array], data: WeightedRows) -> tuple[Array, Array]:
         dtype = centre.real.dtype
-        refs = cast(outer, dtype)
+        refs = _cast(outer, dtype)
         summary = jax.vmap(lambda at: _statistics_of_each(model, split, centre, at, data.rows), out_axes=1)(
             refs
         )  # (N, P, J)
-        there = _statistics_of_each(model, split, centre, own, cast(anchors, dtype))
+        there = _statistics_of_each(model, split, centre, own, _cast(anchors, dtype))
         expected = jax.vmap(lambda sums: combine(there, sums))(summary)
         actual = _statistics_of_each(model, split, centre, own, data.rows)
         # Relative to the sum of absolute terms: cancellation is rounding. The constant is what remains of the log likelihood.
@@ -182,7 +177,7 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
     last = entry_j == num_statistics - 1  # the constant is the last of the statistics
 
     def at(centre: Coordinates, own: Mapping[str, Array]) -> Array:
-        return _statistics_of_each(model, split, centre, own, cast(anchors, centre.real.dtype))[entry_y, entry_j]
+        return _statistics_of_each(model, split, centre, own, _cast(anchors, centre.real.dtype))[entry_y, entry_j]
 
     def total(prior: Natural, summary: Array, at: Array) -> Natural:
         factors = jnp.einsum("ep,pe->e", jnp.asarray(entry_weights, summary.dtype), summary[:, entry_j])
@@ -211,6 +206,11 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
         lambda summary: jnp.zeros((), summary.dtype),
         None,
     )
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Return arrays with another floating-point precision."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype if np.issubdtype(leaf.dtype, np.floating) else None), tree)
 
 
 def _statistics_of_each(

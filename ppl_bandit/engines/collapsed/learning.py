@@ -27,6 +27,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     where_finite,
 )
+from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE
 from ppl_bandit.engines.particles.conditional_execution import (
     ConditionalTask,
     apply_where,
@@ -40,7 +41,6 @@ from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
 __all__ = ["DataUpdate", "add_to_buffer", "add_to_sums", "certify_and_summarize"]
 
 _MAX_PARTICLE_ROWS = 1 << 21  # particles times rows whose statistics are computed at once
-_MAX_CERTIFIED_ROWS = 256  # at once
 
 
 class DataUpdate(NamedTuple):
@@ -75,7 +75,7 @@ def certify_and_summarize(
     """
     model, split, summary, _ = posterior
     num_rows = data.weights.shape[0]
-    chunks, is_row = split_chunks(data, num_rows, min(num_rows, _MAX_CERTIFIED_ROWS))
+    chunks, is_row = split_chunks(data, num_rows, min(num_rows, MAX_ROWS_AT_ONCE))
     chunks = chunks._replace(
         rows=chunks.rows._replace(mask=chunks.rows.mask & is_row), weights=jnp.where(is_row, chunks.weights, 0.0)
     )

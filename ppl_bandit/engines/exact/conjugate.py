@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.engines.checks import Info
 from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
 from ppl_bandit.engines.exact.explanation import explain_conjugate, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample
@@ -19,13 +20,13 @@ from ppl_bandit.engines.exact.families.posterior import Posterior, log_mass
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove
-from ppl_bandit.engines.exact.update import Certificates, absorb_rows, tabulate_rows
+from ppl_bandit.engines.exact.update import absorb_rows, tabulate_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
-__all__ = ["Certificates", "conjugate"]
+__all__ = ["conjugate"]
 
 
 def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
@@ -56,7 +57,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
 
-    def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
+    def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Info]:
         with jax.default_matmul_precision("highest"):
             return absorb_rows(layout, absorb_chunk, init(key), state, interaction)
 

@@ -11,10 +11,11 @@ from ppl_bandit.engines.exact.families.gamma import scale_family_name
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.families.registry import FAMILIES
+from ppl_bandit.engines.explanation import explain
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
-__all__ = ["explain_conjugate", "family_name", "program_name", "residual_text", "site_parameters"]
+__all__ = ["explain_conjugate", "family_name", "residual_text", "site_parameters"]
 
 _NUM_EXAMPLES = 3
 
@@ -83,11 +84,7 @@ def explain_conjugate(
     """
     sites = {site.name: family_name(layout, site) for site in layout.sites}
     summed = f"rows are tested in randomly weighted sums of {evidence.num_summed}; " if evidence.num_summed > 1 else ""
-    lines = [
-        f"{program_name(model)}: EXACT. Every posterior is in closed form; draws are independent.",
-        "Rounding changes the distribution function of a draw by less than 1e-5.",  # see `numerics.sampling`
-        "",
-    ]
+    lines = []
     for site in layout.sites:
         count = f", {site.size} elements" if site.size > 1 else ""
         lines.append(f"  {site.name}: {sites[site.name]}{count}")
@@ -96,35 +93,31 @@ def explain_conjugate(
         example = _example_text(layout, site, evidence.examples)
         if example:
             lines.append(f"    such as  {example}")
-    lines += [
-        "",
-        f"  expected reward: {model.expected_reward_method}" + (f"; {infinite}" if infinite else ""),
-        "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
+    facts = {
+        "expected reward": model.expected_reward_method + (f"; {infinite}" if infinite else ""),
+        "proved": "latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a\n"
         "    comparison or a rounding of a latent",
-        f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
-        f"sufficient statistics at {evidence.num_points} or more random points each;",
+        "certified": f"the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
+        f"sufficient statistics at {evidence.num_points} or more random points each;\n"
         f"    {summed}largest residual {residual_text(evidence)}; every new datum is certified likewise, before and after it "
         "is absorbed",
-    ]
-    if discount < 1.0:
-        lines.append(
-            f"  forgetting: each row's log likelihood counts {discount:g} times what the next row's does; the posterior is "
-            "exact for the likelihood so weighted"
-        )
+    }
+    # See `numerics.sampling` for the rounding.
+    verdict = (
+        "EXACT. Every posterior is in closed form; draws are independent.\n"
+        "Rounding changes the distribution function of a draw by less than 1e-5."
+    )
     families = ", ".join(f"{name} {family}" for name, family in sites.items())
     reason = f"proved conjugate: {families}" + (f"; of its expected reward, {infinite}" if infinite else "")
-    return Explanation("conjugate", True, reason, sites, "\n".join(lines))
+    return explain(
+        model, "conjugate", verdict, reason, sites, facts, is_exact=True, site_lines=lines, discount=discount
+    )
 
 
 def residual_text(evidence: Evidence) -> str:
     """Return the largest residual of prior and likelihood, and what rounding explains of it."""
     worst = max(evidence.prior, evidence.likelihood, key=lambda residual: float(residual.nats / residual.tolerance))
     return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats"
-
-
-def program_name(model: RewardModel) -> str:
-    """Return the name of a model's program."""
-    return getattr(model.program, "__name__", "the program")
 
 
 def _number_text(array: Any) -> str:

@@ -1,14 +1,15 @@
 """The conjugate update: add the natural parameters of rows to the posterior, certified ones once, simulated ones many times."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from ppl_bandit.engines.exact.certificate.certificate import is_affine
+from ppl_bandit.engines.checks import Info, make_info
+from ppl_bandit.engines.exact.certificate.certificate import excess_of, is_affine, worst_of
 from ppl_bandit.engines.exact.certificate.chunks import Absorb, ChunkEvidence, join_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.rows import read_rows
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
@@ -18,78 +19,63 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import Interaction
 
-__all__ = ["Certificates", "absorb_rows", "tabulate_rows"]
+__all__ = ["MAX_ROWS_AT_ONCE", "absorb_rows", "learn_in_chunks", "tabulate_rows"]
 
-_MAX_ROWS_AT_ONCE = 256
+MAX_ROWS_AT_ONCE = 256  # whose certificates are evaluated together
 _MAX_SECOND_DERIVATIVES = 1 << 20  # held at once
 
 
-class Certificates(NamedTuple):
-    """Evidence of an update, per row.
+def learn_in_chunks(
+    learn_chunk: Callable[[Any, Interaction], tuple[Any, ChunkEvidence]],
+    state: Any,
+    interaction: Interaction,
+    chunk_size: int,
+) -> tuple[Any, Info]:
+    """Learn rows in chunks; return the old state if anything is not certified.
 
-    Attributes:
-        is_trusted: whether every row is certified, the prior is certified, and the posterior is resolved; if not, nothing is
-            absorbed.
-        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics, around
-            the mean before these rows and where the posterior is after them.
-        residual: largest deviation from affine, in nats; infinite for a row that the program cannot produce, 0 for a masked
-            one.
-        tolerance: what rounding explains of the residual.
-        rounding: what rounding could hide where the posterior is, in nats.
-        is_prior_certified: whether the prior, too, is affine where the posterior is now.
-        prior_rounding: what rounding could hide of a deviation of the prior there, in nats.
-        is_resolved: whether jax's precision holds the posterior: every count grew, and no precision matrix suffers from
-            cancellation.
+    Args:
+        learn_chunk: (state, rows with a mask) -> the state after them, and their evidence.
     """
-
-    is_trusted: Bool[Array, ""]
-    is_certified: Bool[Array, " N"]
-    residual: Float[Array, " N"]
-    tolerance: Float[Array, " N"]
-    rounding: Float[Array, " N"]
-    is_prior_certified: Bool[Array, ""]
-    prior_rounding: Float[Array, ""]
-    is_resolved: Bool[Array, ""]
+    num_rows = interaction.arm.shape[0]
+    if interaction.mask is None:
+        interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
+    chunks, is_row = split_chunks(interaction, num_rows, chunk_size)
+    chunks = chunks._replace(mask=chunks.mask & is_row)
+    after, found = jax.lax.scan(learn_chunk, state, chunks)
+    residuals, in_prior, is_held = (
+        join_chunks(found.residuals, num_rows),
+        worst_of(found.in_prior),
+        jnp.all(found.is_held),
+    )
+    info = make_info(
+        {"certificate": jnp.maximum(jnp.max(excess_of(residuals)), excess_of(in_prior)), "precision": ~is_held},
+        permanent=["certificate", "precision"],
+        is_sound=jnp.all(is_affine(residuals)) & jnp.all(is_affine(found.in_prior)) & is_held,
+        residual=residuals,
+        prior_residual=in_prior,
+    )
+    return jax.tree.map(lambda new, old: jnp.where(info.is_trusted, new, old), after, state), info
 
 
 def absorb_rows(
     layout: Layout, absorb_chunk: Absorb, prior: Posterior, state: Posterior, interaction: Interaction
-) -> tuple[Posterior, Certificates]:
+) -> tuple[Posterior, Info]:
     """Return the posterior with rows added, and their certificates; the old posterior if anything is not certified.
 
     Args:
         absorb_chunk: from `chunk_absorber`.
     """
     num_rows = interaction.arm.shape[0]
-    if interaction.mask is None:
-        interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
     num_per_row = max(1, layout.count(REAL) * layout.members.shape[1])
-    chunk_size = max(1, min(num_rows, _MAX_ROWS_AT_ONCE, _MAX_SECOND_DERIVATIVES // num_per_row))
-    chunks, is_row = split_chunks(interaction, num_rows, chunk_size)
-    chunks = chunks._replace(mask=chunks.mask & is_row)
+    chunk_size = max(1, min(num_rows, MAX_ROWS_AT_ONCE, _MAX_SECOND_DERIVATIVES // num_per_row))
     # A sum takes a tenth of the time and doubles what is compiled, which pays for several chunks.
     is_long = num_rows > chunk_size and state.mean.dtype == jnp.float64
     weights, variant = jnp.ones(chunk_size, state.mean.dtype), jnp.zeros((), int)
 
-    def step(posterior: Posterior, rows: Interaction) -> tuple[Posterior, ChunkEvidence]:
+    def learn_chunk(posterior: Posterior, rows: Interaction) -> tuple[Posterior, ChunkEvidence]:
         return absorb_chunk(prior, posterior, rows, weights, variant, as_sum=is_long)
 
-    after, found = jax.lax.scan(step, state, chunks)
-    residuals = join_chunks(found.residuals, num_rows)
-    is_certified = is_affine(residuals)
-    is_prior_certified, is_held = jnp.all(is_affine(found.in_prior)), jnp.all(found.is_held)
-    is_trusted = jnp.all(is_certified) & is_prior_certified & is_held
-    kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
-    return kept, Certificates(
-        is_trusted,
-        is_certified,
-        residuals.nats,
-        residuals.tolerance,
-        residuals.rounding,
-        is_prior_certified,
-        jnp.max(found.in_prior.rounding),
-        is_held,
-    )
+    return learn_in_chunks(learn_chunk, state, interaction, chunk_size)
 
 
 def tabulate_rows(

@@ -1,10 +1,9 @@
 """Kalman filters over particles: exact given a few static latents, such as the scale of the steps.
 
-Each particle is a value of these outer latents with the Kalman filter of the others given it (Rao-Blackwellised). The
-predictive density of each row weights the particles. After a resampling, Metropolis-Hastings moves of the outer latents
-replay the rows of a window from the filters at its start. The first window starts at the prior, so that its moves are
-exact. When it is full, the next starts with a Gaussian law of the outer latents, fitted to the particles, and with each
-particle's own filter.
+A particle is a value of these outer latents with the Kalman filter of the others given it (Rao-Blackwellised). The predictive
+density of each row weights the particles. After a resampling, Metropolis-Hastings moves of the outer latents run the filter
+again over the rows of a window (`window`). Each row is expanded about the mean of the latents when it was learnt: about a
+distant origin, the squares of rewards of a million would lose the digits of a noise of 1.
 """
 
 from collections.abc import Callable
@@ -13,100 +12,147 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families.posterior import Posterior
-from ppl_bandit.engines.moving.linear_step import LinearStep, invert_blocks, shortest_step
-from ppl_bandit.engines.moving.outer_split import FilterSplit, explain_split, split_program
-from ppl_bandit.engines.moving.replay import Filters, Replay, each_particle, filters_of
-from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
-from ppl_bandit.engines.moving.two_filters import (
-    NUM_FILTERS,
-    disagreement,
-    evidence_error,
-    pick,
-    pooled_evidence,
-    pooled_log_weights,
-    resample_each,
-    reweigh,
+from ppl_bandit.engines.exact.certificate.certificate import excess_of
+from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.families.gaussian import reals_of
+from ppl_bandit.engines.exact.families.posterior import (
+    Coordinates,
+    Natural,
+    Posterior,
+    absorb,
+    coordinates_at,
+    latents_at,
+    log_mass,
+    posterior_of,
+    relative_to,
 )
+from ppl_bandit.engines.moving.clock import require_moving
+from ppl_bandit.engines.moving.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
+from ppl_bandit.engines.moving.kalman import certify_row, read_row
+from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict, shortest_step
+from ppl_bandit.engines.moving.outer_split import FilterSplit, explain_split, split_program
 from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
-from ppl_bandit.engines.particles.weights import resample
-from ppl_bandit.engines.settings import check_settings, stored_evidence
+from ppl_bandit.engines.moving.window import Window, empty_window, log_base, move_each
+from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
-from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
+from ppl_bandit.types import Draws, Engine, Interaction, Key
 
-__all__ = ["CollapsedKalmanState", "collapsed_kalman"]
+__all__ = ["KalmanParticles", "collapsed_kalman"]
 
-_CHECKS = (
-    Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
-    Check("k-hat of the weights", 0.7),
-    Check("the difference of the means of two independent sets of particles, in standard deviations,", 0.7),
-    Check("certificate", failure="the row's likelihood or the step before it is not Gaussian given the outer latents"),
-)
+_SCALES = (1.5, 0.7)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
 
 
-class CollapsedKalmanState(NamedTuple):
-    """Two independent sets of H particles.
+class KalmanParticles(NamedTuple):
+    """Values of the outer latents, with the filter of the others given them.
 
     Attributes:
         positions: of the outer latents, in unconstrained space.
-        laws: the filter of the other latents at each particle, at the last step.
-        steps: the step of the other latents at each particle; None if it depends on the time elapsed.
-        num_refreshes: number of times that the particles were resampled.
+        laws: of the other latents at the last step.
+        steps: of the other latents; None if a step depends on the time elapsed.
     """
 
     positions: Float[Array, "2 H K"]
-    log_weights: Float[Array, "2 H"]
     laws: Posterior
     steps: LinearStep | None
-    clock: Clock
-    log_evidences: Float[Array, " 2"]
-    replay: Replay
-    num_refreshes: Int[Array, ""]
-
-    @property
-    def log_evidence(self) -> Float[Array, ""]:
-        """Log p(data) so far."""
-        return pooled_evidence(self.log_evidences)
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Its standard error, by the difference of two independent estimates."""
-        return evidence_error(self.log_evidences)
 
 
-class CollapsedKalmanInfo(NamedTuple):
-    """Measures of an update, at the last row.
+class _Given(NamedTuple):
+    """A program split into outer latents and the others, which are linear Gaussian given them; `at` is a position (K,)."""
 
-    Attributes:
-        is_trusted: whether all checks passed.
-        ess: effective sample size of all particles, twice that of the worse set, before any resampling.
-        may_recover: whether the next rows can restore the trust: not if a row is not certified.
-        is_full: always false; rows beyond the window are not stored.
-    """
+    model: RewardModel
+    split: FilterSplit
 
-    is_trusted: Bool[Array, ""]
-    ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    disagreement: Float[Array, ""]
-    num_refreshes: Int[Array, ""]
-    may_recover: Bool[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
+    def view(self, at: Float[Array, " K"]) -> RewardModel:
+        """Return the model of the other latents."""
+        return given(self.model, self.split.space.constrain(at)[0])
 
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
+    def first_law(self, at: Float[Array, " K"]) -> tuple[Posterior, Float[Array, ""]]:
+        """Return the law of the other latents at the first step, and the log prior density of the position."""
+        layout, view = self.split.layout, self.view(at)
+        centre = Coordinates({}, jnp.asarray(self.split.centre, at.dtype))
+        law = posterior_of(
+            layout, derive(layout, lambda point: view.log_prior(latents_at(layout, point)), centre), centre
+        )
+        return law, log_mass(layout, law) + self.split.space.constrain(at)[1]
+
+    def step(self, at: Float[Array, " K"], elapsed: Array | None = None) -> LinearStep:
+        """Return the step of the other latents."""
+        return derive_step(self.model, self.split.layout, elapsed, self.split.space.constrain(at)[0])
+
+    def predict(self, at: Array, step: LinearStep | None, law: Posterior, elapsed: Float[Array, ""]) -> Posterior:
+        """Return a law after a step that takes the time, or the same law if it is 0."""
+        taken = self.step(at, jnp.where(elapsed > 0.0, elapsed, 1.0)) if step is None else step
+        return jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), predict(taken, law), law)
+
+    def form(self, at: Float[Array, " K"], row: Interaction, centre: Float[Array, " D"]) -> Natural:
+        """Return the log likelihood of a row as a quadratic form about a centre."""
+        layout, view, single = self.split.layout, self.view(at), jax.tree.map(lambda leaf: leaf[None], row)
+        point = Coordinates({}, centre)
+        return derive(layout, lambda point: view.log_likelihood(latents_at(layout, point), single)[0], point)
+
+    def absorb(self, law: Posterior, form: Natural, centre: Float[Array, " D"]) -> tuple[Posterior, Float[Array, ""]]:
+        """Return the law after a row, and the log density of the row."""
+        layout = self.split.layout
+        own = relative_to(layout, form, Coordinates({}, centre), coordinates_at(layout, law))
+        after = absorb(layout, law, own, 1)
+        return after, log_mass(layout, after) - log_mass(layout, law)
+
+    def excess(self, at: Float[Array, " K"], law: Posterior, row: Interaction) -> Float[Array, ""]:
+        """Return how close the certificate of a row comes to failing: at most 1 if it is certified."""
+        layout, view, single = self.split.layout, self.view(at), jax.tree.map(lambda leaf: leaf[None], row)
+        after, readings = read_row(view, layout, law, single)
+        residual, is_held = certify_row(view, layout, law, after, readings, single)
+        excess = excess_of(residual)
+        return jnp.where(is_held & ~jnp.isnan(excess), excess, jnp.inf)
+
+    def replay(
+        self, window: Window, mean: Array, root: Array, base: Posterior, at: Float[Array, " K"]
+    ) -> tuple[Float[Array, ""], tuple[Posterior, LinearStep | None]]:
+        """Return the log density of a position over a window, its filter after the rows, and its step without a clock.
+
+        Args:
+            mean, root, base: of the set of particles and of the particle, at the start of a later window.
+        """
+        forms = jax.vmap(lambda row, centre: self.form(at, row, centre))(window.rows, window.places)
+        step = None if self.model.has_clock else self.step(at)
+        law, log_prior = self.first_law(at)
+        law = jax.tree.map(lambda new, old: jnp.where(window.is_first, new, old), law, base)
+
+        def absorb_place(carry: tuple[Posterior, Array], place: Any) -> tuple[tuple[Posterior, Array], None]:
+            law, total = carry
+            form, centre, elapsed, is_read = place
+            after, log_density = self.absorb(self.predict(at, step, law, elapsed), form, centre)
+            kept = jax.tree.map(lambda new, old: jnp.where(is_read, new, old), after, law)
+            return (kept, total + jnp.where(is_read, log_density, 0.0)), None
+
+        start = law, log_base(window, mean, root, at, log_prior)
+        places = forms, window.places, window.elapsed, window.is_read
+        (law, total), _ = jax.lax.scan(absorb_place, start, places)
+        return total, (law, step)
+
+    def draw(self, key: Key, at: Float[Array, " K"], law: Posterior) -> dict[str, Array]:
+        """Draw all latents of a particle."""
+        layout, covariance = self.split.layout, invert_blocks(law.precision)
+        noise = jr.normal(key, law.mean.shape, law.mean.dtype)
+        if covariance.shape[-1] == 1:
+            steps = jnp.sqrt(covariance[..., 0]) * noise
+        else:
+            steps = jnp.einsum("rst,rt->rs", jnp.linalg.cholesky(covariance), noise)
+        inner = latents_at(layout, Coordinates({}, reals_of(layout, law.mean + steps)))
+        return {**inner, **self.split.space.constrain(at)[0]}
 
 
 def collapsed_kalman(
     model: RewardModel, outer: tuple[str, ...] | None = None, *, num_particles: int = 1000, window: int = 200
 ) -> Engine:
     """Return Kalman filters over particles of a few static latents, or refuse.
+
+    A batch with a row that is not linear Gaussian given the outer latents is not learnt.
 
     Args:
         outer: static latents given which the program is linear Gaussian; None finds the smallest set.
@@ -122,112 +168,80 @@ def collapsed_kalman(
     num_own = -(-num_particles // NUM_FILTERS)
     with jax.enable_x64(True):
         split = split_program(model, outer)
-        filters = filters_of(model, split, window)
-        shortest, is_step = _clocked_step(model, split, filters) if model.has_clock else (0.0, None)
+        first = run_once(lambda: _Given(model, split).first_law(split.space.unconstrain(split.values))[0])
+        split = split._replace(centre=np.asarray(reals_of(split.layout, first.mean)))
+        shortest = shortest_step(model, split.layout, first, split.values) if model.has_clock else 0.0
+        is_certified_step = _step_certificate(model, split)
+    own, layout, space = _Given(model, split), split.layout, split.space
 
-    def init(key: Key) -> CollapsedKalmanState:
+    def start(key: Key) -> tuple[KalmanParticles, Window]:
         drawn = model.sample_prior(key, NUM_FILTERS * num_own)
-        outer_draws = {name: drawn[name] for name in split.space.names}
-        positions = jax.vmap(split.space.unconstrain)(outer_draws).reshape(NUM_FILTERS, num_own, split.space.size)
-        laws, _ = each_particle(filters.start)(positions)
-        return CollapsedKalmanState(
-            positions,
-            jnp.zeros((NUM_FILTERS, num_own)),
-            laws,
-            None if model.has_clock else each_particle(filters.step)(positions),
-            first_clock(),
-            jnp.zeros(NUM_FILTERS),
-            filters.empty_replay(laws),
-            jnp.zeros((), int),
-        )
+        positions = jax.vmap(space.unconstrain)({name: drawn[name] for name in space.names})
+        positions = positions.reshape(NUM_FILTERS, num_own, space.size)
+        laws, _ = _each(own.first_law)(positions)
+        steps = None if model.has_clock else _each(own.step)(positions)
+        centre = jnp.zeros(split.centre.shape, positions.dtype)
+        return KalmanParticles(positions, laws, steps), empty_window(model, window, centre, laws, positions)
 
-    def predicted(state: CollapsedKalmanState, context: Any = None) -> CollapsedKalmanState:
-        elapsed, clock = elapsed_until(model, state.clock, context, shortest)
-        return state._replace(laws=filters.predict(state.positions, state.steps, state.laws, elapsed), clock=clock)
-
-    def advance(key: Key, state: CollapsedKalmanState, context: Any) -> CollapsedKalmanState:
+    def predict_all(key: Key, particles: KalmanParticles, elapsed: Float[Array, ""]) -> KalmanParticles:
         del key  # a prediction is not random
-        return predicted(state, context)
+        positions, laws, steps = particles
+        later = _each(lambda at, step, law: own.predict(at, step, law, elapsed))(positions, steps, laws)
+        return particles._replace(laws=later)
 
-    def learn(key: Key, state: CollapsedKalmanState, row: Interaction) -> tuple[CollapsedKalmanState, Any]:
-        elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
-        before = predicted(state, row.context)
-        laws, log_densities = each_particle(lambda at, law: filters.absorb(at, law, row))(before.positions, before.laws)
-        new = reweigh(before.log_weights, log_densities)
-        difference = _disagreement(before.positions, laws, new.weights)
-        first = jax.tree.map(lambda leaf: leaf[:, 0], (before.positions, before.laws))
-        is_certified = jnp.all(jax.vmap(lambda at, law: filters.is_certified(at, law, row))(*first))
-        if is_step is not None:
-            is_certified &= is_step(elapsed)
-        share = new.ess / (NUM_FILTERS * num_own)
-        values = jnp.stack([share, new.k_hat, difference, is_certified.astype(share.dtype)])
-        after = before._replace(
-            laws=laws,
-            log_weights=new.log_weights,
-            clock=before.clock.after_row(),
-            log_evidences=before.log_evidences + new.log_densities,
+    def weigh(
+        particles: KalmanParticles, weights: Float[Array, "2 H"], row: Interaction, elapsed: Float[Array, ""]
+    ) -> Weighed:
+        positions, laws, _ = particles
+        row = row._replace(mask=None)
+        centre = reals_of(layout, jnp.einsum("fh,fhrs->rs", weights, laws.mean) / NUM_FILTERS)
+        after, log_densities = _each(lambda at, law: own.absorb(law, own.form(at, row, centre), centre))(
+            positions, laws
         )
-        replay = filters.extend(before.replay, after.positions, laws, new.weights, row, elapsed)
-        after = after._replace(replay=replay)
-        renewed = jax.lax.cond(new.is_uneven, lambda: _renew(filters, key, after), lambda: after)
-        is_trusted = jnp.all(passed_checks(_CHECKS, values))
-        flags = renewed.num_refreshes, is_certified, jnp.array(False)
-        return renewed, CollapsedKalmanInfo(is_trusted, new.ess, new.k_hat, difference, *flags, values)
+        # The proof holds for every value of the outer latents; the certificate is evaluated at two.
+        first_of_each = jax.tree.map(lambda leaf: leaf[:, 0], (positions, laws))
+        excess = jnp.max(jax.vmap(lambda at, law: own.excess(at, law, row))(*first_of_each))
+        excess = jnp.where(is_certified_step(elapsed), excess, jnp.inf)
+        variances = jnp.diagonal(invert_blocks(after.precision), axis1=-2, axis2=-1)
+        means = jnp.concatenate([positions, after.mean.reshape(*weights.shape, -1)], axis=-1)
+        within = jnp.concatenate([jnp.zeros_like(positions), variances.reshape(*weights.shape, -1)], axis=-1)
+        return Weighed(particles._replace(laws=after), log_densities, means, within, excess, centre)
 
-    def update(key: Key, state: CollapsedKalmanState, interaction: Interaction) -> tuple[CollapsedKalmanState, Any]:
-        return learn_in_order(learn, key, state, interaction)
+    def move(key: Key, window: Window, particles: KalmanParticles) -> KalmanParticles:
+        positions, laws, steps = particles
 
-    def sample(key: Key, state: CollapsedKalmanState, num_samples: int) -> Draws:
-        key_pick, key_draw = jr.split(key)
-        picks = resample(jr.uniform(key_pick), pooled_log_weights(state.log_weights), num_samples)
-        now = predicted(state)
-        positions, laws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[picks], (now.positions, now.laws))
-        return jax.vmap(filters.draw)(jr.split(key_draw, num_samples), positions, laws)
+        def target(fixed: Any, proposed: Float[Array, "H K"]) -> tuple[Float[Array, " H"], Any]:
+            mean, root, bases = fixed
+            return jax.vmap(lambda base, at: own.replay(window, mean, root, base, at))(bases, proposed)
 
-    return Engine(
-        init,
-        update,
-        sample,
-        explain_split(model, split, num_own, window),
-        settings={"num_particles": num_particles, "window": window},
-        # Without a clock every decision reads the next step, which `sample` takes itself.
-        capabilities=Capabilities(advance=advance if model.has_clock else None, log_evidence=stored_evidence),
-    )
+        fixed = window.mean, window.root, window.base
+        positions, (laws, steps) = move_each(key, target, fixed, positions, (laws, steps), _SCALES)
+        return KalmanParticles(positions, laws, steps)
+
+    def draw(key: Key, particles: KalmanParticles) -> Draws:
+        keys = jr.split(key, len(particles.positions))
+        return jax.vmap(own.draw)(keys, particles.positions, particles.laws)
+
+    def known(particles: KalmanParticles) -> tuple[Posterior, Float[Array, "2 H K"]]:
+        return particles.laws, particles.positions
+
+    parts = FilterParts(start, predict_all, weigh, known, move, draw, "certificate", "law_disagreement", shortest)
+    explanation = explain_split(model, split, num_own, window)
+    return filter_engine(model, parts, explanation, num_particles=num_particles, window=window)
 
 
-def _clocked_step(
-    model: RewardModel, split: FilterSplit, filters: Filters
-) -> tuple[float, Callable[[Array], Bool[Array, ""]]]:
-    """Return the shortest step of a program with a clock, and a function of a time: whether its step is linear Gaussian.
+def _each(function: Callable) -> Callable:
+    """Return a function of one particle as a function of (2, H) particles."""
+    return jax.vmap(jax.vmap(function))
+
+
+def _step_certificate(model: RewardModel, split: FilterSplit) -> Callable[[Array], Bool[Array, ""]]:
+    """Return a function of a time: whether its step is linear Gaussian. Without a clock, the proof at the build says so.
 
     A step is certified at one value of the outer latents, as at the build: its density is proved analytic in them.
     """
-    law, _ = run_once(lambda: filters.start(split.space.unconstrain(split.values)))
+    if not model.has_clock:
+        return lambda elapsed: jnp.array(True)
     view = given(model, split.values)
     joint = joint_layout(view)
-    return shortest_step(model, split.layout, law, split.values), lambda elapsed: is_linear_step(view, joint, elapsed)
-
-
-def _renew(filters: Filters, key: Key, state: CollapsedKalmanState) -> CollapsedKalmanState:
-    """Resample both sets of particles, and move their outer latents."""
-    key_resample, key_move = jr.split(key)
-    particles = state.positions, state.laws, state.steps, state.replay.laws
-    positions, laws, steps, bases = pick(particles, resample_each(key_resample, state.log_weights))
-    replay = state.replay._replace(laws=bases)
-    positions, (laws, steps) = filters.move(key_move, replay, positions, laws, steps)
-    return state._replace(
-        positions=positions,
-        laws=laws,
-        log_weights=jnp.zeros_like(state.log_weights),
-        steps=steps,
-        replay=replay,
-        num_refreshes=state.num_refreshes + 1,
-    )
-
-
-def _disagreement(positions: Float[Array, "2 H K"], laws: Posterior, weights: Float[Array, "2 H"]) -> Float[Array, ""]:
-    """Return the largest difference of the sets' means, over outer latents and means of the others, in standard deviations."""
-    variances = jnp.diagonal(invert_blocks(laws.precision), axis1=-2, axis2=-1)
-    values = [positions, laws.mean.reshape(*weights.shape, -1)]
-    within = [jnp.zeros_like(positions), variances.reshape(*weights.shape, -1)]
-    return disagreement(jnp.concatenate(values, axis=-1), weights, jnp.concatenate(within, axis=-1))
+    return lambda elapsed: is_linear_step(view, joint, elapsed)

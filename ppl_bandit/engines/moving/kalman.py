@@ -4,16 +4,19 @@ Every learnt row is one step: the law of the latents is predicted to the time of
 reads the law predicted to its own time. The state is one Gaussian, so that neither memory nor time grows with the steps.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.checks import Info
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine
-from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS
-from ppl_bandit.engines.exact.certificate.rows import certify, read_rows
-from ppl_bandit.engines.exact.explanation import family_name, program_name, residual_text, site_parameters
+from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS, ChunkEvidence
+from ppl_bandit.engines.exact.certificate.rows import RowReadings, certify, read_rows
+from ppl_bandit.engines.exact.explanation import family_name, residual_text, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample as draw
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (
@@ -27,16 +30,17 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove
 from ppl_bandit.engines.exact.refusals import refusal
-from ppl_bandit.engines.exact.update import Certificates
+from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE, learn_in_chunks
+from ppl_bandit.engines.explanation import explain
+from ppl_bandit.engines.moving.clock import Clock, elapsed_until, first_clock, require_moving, time_text
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
-from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
 from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, prove_step
 from ppl_bandit.engines.settings import stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
 
-__all__ = ["KalmanState", "absorb_row", "kalman", "prove_linear_step"]
+__all__ = ["KalmanState", "certify_row", "kalman", "prove_linear_step", "read_row"]
 
 _REMEDY = (
     "a step is linear Gaussian if every moving latent is Normal, with a mean that is affine in the others, such as "
@@ -55,6 +59,15 @@ class KalmanState(NamedTuple):
     def log_evidence_error(self) -> float:
         """Its standard error: it is exact."""
         return 0.0
+
+
+class _Step(NamedTuple):
+    """The law before a row and after it, what was read from the row, and the time before it."""
+
+    before: Posterior
+    after: Posterior
+    readings: RowReadings
+    elapsed: Float[Array, ""]
 
 
 def kalman(model: RewardModel) -> Engine:
@@ -94,40 +107,35 @@ def kalman(model: RewardModel) -> Engine:
         moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
         return state._replace(posterior=moved, clock=clock)
 
-    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, tuple[Residual, Array, Array, Array]]:
-        single = jax.tree.map(lambda leaf: leaf[None], row)
+    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, _Step]:
+        """Predict to a row and absorb it; time passes with the rows that count."""
+        assert row.mask is not None
         elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
-        after, residual, is_held = absorb_row(model, layout, before.posterior, single)
-        is_counted = jnp.array(True) if row.mask is None else row.mask
-        is_step = jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed) | ~is_counted
-        is_fine = is_affine(residual) & is_held & is_step & is_counted
-        log_density = log_mass(layout, after) - log_mass(layout, before.posterior)
-        # Time passes with the rows that count: padding and refused rows change nothing.
+        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
+        after, readings = read_row(model, layout, before.posterior, single)
+        is_counted = row.mask
         kept = jax.tree.map(
-            lambda new, old: jnp.where(is_fine, new, old),
-            KalmanState(after, before.clock.after_row(), before.log_evidence + log_density),
+            lambda new, old: jnp.where(is_counted, new, old),
+            before._replace(posterior=after, clock=before.clock.after_row()),
             state,
         )
-        residual = jax.tree.map(lambda leaf: jnp.where(is_counted, leaf, 0.0), residual)
-        return kept, (residual, is_held | ~is_counted, is_step, is_fine | ~is_counted)
+        return kept, _Step(before.posterior, after, readings, elapsed)
 
-    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Certificates]:
+    def is_step(elapsed: Array) -> Array:
+        return jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed)
+
+    def learn_chunk(state: KalmanState, rows: Interaction) -> tuple[KalmanState, ChunkEvidence]:
+        after, steps = jax.lax.scan(learn, state, rows)
+        log_density, evidence = _certify_steps(model, layout, is_step, rows, steps)
+        return after._replace(log_evidence=state.log_evidence + log_density), evidence
+
+    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Info]:
         del key
         # Products of reduced precision on an accelerator would look like deviations.
         with jax.default_matmul_precision("highest"):
             rows = jax.tree.map(jnp.asarray, interaction)
-            after, (residuals, is_held, is_step, is_fine) = jax.lax.scan(learn, state, rows)
-        is_trusted = jnp.all(is_fine)
-        kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
-        return kept, Certificates(
-            is_trusted,
-            is_affine(residuals),
-            *residuals,
-            jnp.all(is_step),
-            jnp.zeros(()),
-            jnp.all(is_held),
-        )
+            return learn_in_chunks(learn_chunk, state, rows, max(1, min(rows.arm.shape[0], MAX_ROWS_AT_ONCE)))
 
     def sample(key: Key, state: KalmanState, num_samples: int) -> dict[str, Array]:
         return draw(layout, key, predicted(state).posterior, num_samples)
@@ -174,39 +182,63 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
     return layout, residual
 
 
-def absorb_row(
-    model: RewardModel, layout: Layout, before: Posterior, row: Interaction
-) -> tuple[Posterior, Residual, Bool[Array, ""]]:
-    """Return the posterior with a row added, the row's residual, and whether jax's precision holds the posterior."""
-    row = row._replace(mask=None)
+def read_row(model: RewardModel, layout: Layout, before: Posterior, row: Interaction) -> tuple[Posterior, RowReadings]:
+    """Return the posterior with a row added, and what was read from the row."""
     readings = read_rows(model, layout, coordinates_at(layout, before), row)
-    total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
-    after = absorb(layout, before, total, 1)
+    return absorb(layout, before, total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals)), 1), readings
+
+
+def certify_row(
+    model: RewardModel, layout: Layout, before: Posterior, after: Posterior, readings: RowReadings, row: Interaction
+) -> tuple[Residual, Bool[Array, ""]]:
+    """Return the residual of a row that was read by `read_row`, and whether jax's precision holds the posterior."""
     found = certify(model, layout, readings, row, before, after, NUM_POINTS)
+    total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
     is_held = is_resolved(layout, before, after, total, found.steps)
-    return after, jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
+    return jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
+
+
+def _certify_steps(
+    model: RewardModel, layout: Layout, is_step: Callable[[Array], Array], rows: Interaction, steps: _Step
+) -> tuple[Float[Array, ""], ChunkEvidence]:
+    """Return the log density of the rows of steps, and their certificates, which are evaluated together.
+
+    Args:
+        is_step: time elapsed -> whether the step that takes it is linear Gaussian.
+    """
+    assert rows.mask is not None
+
+    def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Array, Array]:
+        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
+        own = certify_row(model, layout, step.before, step.after, step.readings, single)
+        return *own, is_step(step.elapsed)
+
+    residuals, is_held, is_linear = jax.vmap(certify_one)(rows, steps)
+    mask, is_possible = rows.mask, steps.readings.is_possible[:, 0]
+    # A masked row has the residual of one that is affine.
+    residuals = Residual(*(jnp.where(mask, own, none) for own, none in zip(residuals, (0.0, 1.0, 0.0), strict=True)))
+    bent = jnp.where(jnp.all(is_linear | ~mask), 0.0, jnp.inf)
+    of_steps = Residual(bent, jnp.ones_like(bent), jnp.zeros_like(bent))
+    before, after = (jax.vmap(functools.partial(log_mass, layout))(laws) for laws in (steps.before, steps.after))
+    evidence = ChunkEvidence(residuals, of_steps, is_possible, jnp.all(is_held | ~mask))
+    return jnp.sum(jnp.where(mask, after - before, 0.0)), evidence
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:
     sites = {site.name: family_name(layout, site) for site in layout.sites}
-    lines = [
-        f"{program_name(model)}: EXACT, by a Kalman filter. The latents are Gaussian at every step; draws are independent.",
-        "",
-    ]
+    lines = []
     for site in layout.sites:
         known = site_parameters(layout, prior)[site.name]
         kind = "moves" if site.name in model.moving_sites else "static"
         count = f", {site.size} elements" if site.size > 1 else ""
         lines.append(f"  {site.name}: Gaussian, {kind}{count}; first mean {known['mean'].ravel()[0]:.6g}")
-    time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
-    lines += [
-        "",
-        f"  expected reward: {model.expected_reward_method}",
-        f"  time: {time}; a decision predicts to its own time, then reads the table",
-        "  proved: the step and the likelihood are real-analytic in the latents",
-        f"  certified: the joint law of two steps is Gaussian (residual {float(step.nats):.1e} nats, tolerance "
+    facts = {
+        "time": time_text(model),
+        "proved": "the step and the likelihood are real-analytic in the latents",
+        "certified": f"the joint law of two steps is Gaussian (residual {float(step.nats):.1e} nats, tolerance "
         f"{float(step.tolerance):.1e} nats), and the likelihood of {evidence.num_rows} rows on all {model.num_arms} arms "
-        "likewise;",
-        f"    largest residual {residual_text(evidence)}; every new datum is certified likewise",
-    ]
-    return Explanation("kalman", True, "proved linear Gaussian: a Kalman filter is exact", sites, "\n".join(lines))
+        f"likewise;\n    largest residual {residual_text(evidence)}; every new datum is certified likewise",
+    }
+    verdict = "EXACT, by a Kalman filter. The latents are Gaussian at every step; draws are independent."
+    reason = "proved linear Gaussian: a Kalman filter is exact"
+    return explain(model, "kalman", verdict, reason, sites, facts, is_exact=True, site_lines=lines)

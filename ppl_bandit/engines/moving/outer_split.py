@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from ppl_bandit.engines.checks import checks_text
 from ppl_bandit.engines.collapsed.inspection import inspect
 from ppl_bandit.engines.collapsed.outer import OuterSpace, given, outer_space
 from ppl_bandit.engines.exact.certificate.certificate import Evidence
-from ppl_bandit.engines.exact.explanation import program_name, residual_text
+from ppl_bandit.engines.exact.explanation import residual_text
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.proof.assignment import kind_of_support, read_supports, supports_of
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.refusals import refusal
+from ppl_bandit.engines.explanation import explain
+from ppl_bandit.engines.moving.clock import time_text
 from ppl_bandit.engines.moving.two_steps import PREFIX, two_steps
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
@@ -108,21 +111,16 @@ def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: 
     outer, inner = ", ".join(split.space.names), ", ".join(site.name for site in split.layout.sites)
     sites = {site.name: f"Gaussian, given {outer}" for site in split.layout.sites}
     sites |= {name: f"{2 * num_own} weighted particles" for name in split.space.names}
-    time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
-    lines = [
-        f"{program_name(model)}: EXACT GIVEN {outer}: {inner} by a Kalman filter at each particle.",
-        "",
-        *(f"  {name}: {sites[name]}" for name in model.latent_shapes),
-        "",
-        f"  expected reward: {model.expected_reward_method}",
-        f"  time: {time}; a decision predicts to its own time, then reads the table",
-        f"  proved: for every value of {outer}, the step and the likelihood are real-analytic in {inner}",
-        f"  certified: two steps in a row and the likelihood are Gaussian at random values of {outer};",
+    facts = {
+        "time": time_text(model),
+        "proved": f"for every value of {outer}, the step and the likelihood are real-analytic in {inner}",
+        "certified": f"two steps in a row and the likelihood are Gaussian at random values of {outer};\n"
         f"    largest residual {residual_text(split.evidence)}; every new datum is certified at two particles",
-        f"  approximated: {outer}, by 2 independent sets of {num_own} particles; Markov steps after a resampling "
-        "replay the last rows",
-        f"    (at most {window}) from the filters at the start of the window",
-        "  evidence: effective sample size, k-hat of the weights, and the disagreement of the two sets, at every row",
-    ]
+        "approximated": f"{outer}, by 2 independent sets of {num_own} particles; Markov steps after a resampling replay the "
+        f"last rows\n    (at most {window}) from the filters at the start of the window",
+        "checks": checks_text(("ess", "k_hat", "law_disagreement")),
+    }
     reason = f"exact given {outer}: {inner} by Kalman filters, {outer} represented by {2 * num_own} particles"
-    return Explanation("collapsed_kalman", False, reason, sites, "\n".join(lines))
+    verdict = f"EXACT GIVEN {outer}: {inner} by a Kalman filter at each particle."
+    ordered = {name: sites[name] for name in model.latent_shapes}
+    return explain(model, "collapsed_kalman", verdict, reason, ordered, facts)

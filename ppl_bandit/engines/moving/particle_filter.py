@@ -1,94 +1,31 @@
 """The particle filter of any program whose latents move: propagate by the program's own step, weight, resample.
 
-Two independent filters share the particles; how far they disagree is evidence that can fail. Every learnt row is one step. The
-size of the state is fixed, so that neither memory nor time grows with the steps.
+A particle is a value of every latent, {site: (2, H, ...)}. Static latents move by Markov steps after a resampling, given the
+particle's own path of moving latents over the latest rows (`window`).
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.explanation import program_name
-from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
-from ppl_bandit.engines.moving.two_filters import (
-    NUM_FILTERS,
-    disagreement,
-    evidence_error,
-    pick,
-    pooled_evidence,
-    pooled_log_weights,
-    resample_each,
-    reweigh,
-)
-from ppl_bandit.engines.moving.window import StaticMoves, Window, static_moves
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
-from ppl_bandit.engines.particles.weights import resample
-from ppl_bandit.engines.settings import check_settings, stored_evidence
+from ppl_bandit.engines.checks import checks_text
+from ppl_bandit.engines.collapsed.outer import OuterSpace, outer_space
+from ppl_bandit.engines.exact.proof.assignment import supports_of
+from ppl_bandit.engines.explanation import explain
+from ppl_bandit.engines.moving.clock import require_moving, time_text
+from ppl_bandit.engines.moving.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
+from ppl_bandit.engines.moving.window import Window, empty_window, log_base, move_each
+from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
+from ppl_bandit.types import Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["FilterInfo", "FilterState", "particle_filter"]
+__all__ = ["particle_filter"]
 
-_CHECKS = (
-    Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
-    Check("k-hat of the weights", 0.7),
-    Check("the difference of the means of two independent filters, in standard deviations,", 0.5),
-    Check("likelihood", failure="the likelihood of the row is not finite at any particle"),
-)
-
-
-class FilterState(NamedTuple):
-    """Particles of two filters at the last step, {site: (2, H, ...)}, with their weights.
-
-    Attributes:
-        log_evidences: log p(data) so far, by each filter.
-        window: the latest rows and paths, for the moves of static latents; None if all latents move.
-        num_refreshes: number of times that the particles were resampled.
-    """
-
-    latents: dict[str, Array]
-    log_weights: Float[Array, "2 H"]
-    clock: Clock
-    log_evidences: Float[Array, " 2"]
-    window: Window | None
-    num_refreshes: Int[Array, ""]
-
-    @property
-    def log_evidence(self) -> Float[Array, ""]:
-        """Log p(data) so far."""
-        return pooled_evidence(self.log_evidences)
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Its standard error, by the difference of two independent estimates."""
-        return evidence_error(self.log_evidences)
-
-
-class FilterInfo(NamedTuple):
-    """Measures of an update.
-
-    Attributes:
-        is_trusted: whether all checks passed at the last row.
-        ess: effective sample size of all particles, twice that of the worse filter, before any resampling.
-        k_hat: Pareto k-hat of the weights; 0 if no weight is large.
-        disagreement: largest difference of the filters' means, in standard deviations.
-        num_refreshes: number of times that the particles were resampled.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    disagreement: Float[Array, ""]
-    num_refreshes: Int[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
+_SCALES = (1.2, 0.6, 0.3)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
 
 
 def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: int = 50) -> Engine:
@@ -104,108 +41,110 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
     require_moving(model, "particle_filter")
     check_settings(1.0, num_particles=num_particles, window=window)
     num_own = -(-num_particles // NUM_FILTERS)
-    moves = static_moves(model, window)
+    spaces = _spaces(model)
 
-    def init(key: Key) -> FilterState:
+    def start(key: Key) -> tuple[Draws, Window | None]:
         drawn = model.sample_prior(key, NUM_FILTERS * num_own)
         latents = {name: value.reshape(NUM_FILTERS, num_own, *value.shape[1:]) for name, value in drawn.items()}
-        start = None if moves is None else moves.start(latents)
-        zeros = jnp.zeros((NUM_FILTERS, num_own)), first_clock(), jnp.zeros(NUM_FILTERS)
-        return FilterState(latents, *zeros, start, jnp.zeros((), int))
+        if spaces is None:
+            return latents, None
+        return latents, empty_window(model, window, path_of(latents), *known(latents))
 
-    def advance(key: Key, state: FilterState, context: Any) -> FilterState:
-        elapsed, clock = elapsed_until(model, state.clock, context)
-        return state._replace(latents=_propagate(model, key, state.latents, elapsed), clock=clock)
+    def path_of(latents: Draws) -> Draws:
+        return {name: latents[name] for name in model.moving_sites}
 
-    def learn(key: Key, state: FilterState, row: Interaction) -> tuple[FilterState, FilterInfo]:
-        key_move, key_renew = jr.split(key)
-        elapsed, _ = elapsed_until(model, state.clock, row.context)
-        moved = advance(key_move, state, row.context)
+    def predict(key: Key, latents: Draws, elapsed: Float[Array, ""]) -> Draws:
+        shape = next(iter(latents.values())).shape[:2]
+        given = jnp.where(elapsed > 0.0, elapsed, 1.0) if model.has_clock else None
+        keys = jr.split(key, shape)
+        later = jax.vmap(jax.vmap(lambda key, own: model.draw_transition(key, own, given)))(keys, latents)
+        return {name: jnp.where(elapsed > 0.0, later[name], own) for name, own in latents.items()}
+
+    def weigh(latents: Draws, weights: Array, row: Interaction, elapsed: Float[Array, ""]) -> Weighed:
         single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
-        each = jax.vmap(jax.vmap(lambda latents: model.log_likelihood(latents, single)[0]))
-        log_likelihoods = each(moved.latents)
+        log_likelihoods = jax.vmap(jax.vmap(lambda own: model.log_likelihood(own, single)[0]))(latents)
         is_finite = jnp.all(jnp.any(jnp.isfinite(log_likelihoods), axis=1))
-        after = reweigh(moved.log_weights, log_likelihoods)
-        flat = [value.reshape(*after.weights.shape, -1) for value in moved.latents.values()]
-        difference = disagreement(jnp.concatenate(flat, axis=-1), after.weights)
-        share = after.ess / (NUM_FILTERS * num_own)
-        values = jnp.stack([share, after.k_hat, difference, is_finite.astype(share.dtype)])
-        found = moved._replace(
-            log_weights=after.log_weights,
-            clock=moved.clock.after_row(),
-            log_evidences=moved.log_evidences + after.log_densities,
-        )
-        if moves is not None:
-            found = found._replace(window=moves.extend(found.window, found.latents, after.weights, row, elapsed))
-        renewed = jax.lax.cond(after.is_uneven, lambda: _renew(moves, key_renew, found), lambda: found)
-        is_trusted = jnp.all(passed_checks(_CHECKS, values))
-        return renewed, FilterInfo(is_trusted, after.ess, after.k_hat, difference, renewed.num_refreshes, values)
+        flat = [value.reshape(*weights.shape, -1) for value in latents.values()]
+        return Weighed(latents, log_likelihoods, jnp.concatenate(flat, axis=-1), 0.0, is_finite, path_of(latents))
 
-    def update(key: Key, state: FilterState, interaction: Interaction) -> tuple[FilterState, FilterInfo]:
-        return learn_in_order(learn, key, state, interaction)
+    def known(latents: Draws) -> tuple[tuple[()], Float[Array, "2 H k"]]:
+        """Return nothing, since the law of a later window is of moving latents too, and positions of all latents."""
+        assert spaces is not None
+        return (), jax.vmap(jax.vmap(lambda own: jnp.concatenate(_unconstrain(spaces, own))))(latents)
 
-    def sample(key: Key, state: FilterState, num_samples: int) -> Draws:
-        key_pick, key_move = jr.split(key)
-        picks = resample(jr.uniform(key_pick), pooled_log_weights(state.log_weights), num_samples)
-        chosen = {name: value.reshape(-1, *value.shape[2:])[picks][None] for name, value in state.latents.items()}
-        elapsed, _ = elapsed_until(model, state.clock, None)
-        return {name: value[0] for name, value in _propagate(model, key_move, chosen, elapsed).items()}
+    def log_target(
+        window: Window, mean: Array, root: Array, path: Mapping[str, Array], at: Float[Array, " K"]
+    ) -> Array:
+        """Return the log density of static latents given a path, (W, ...)."""
+        assert spaces is not None
+        values, log_jacobian = spaces[0].constrain(at)
 
-    return Engine(
-        init,
-        update,
-        sample,
-        _explain(model, num_own, None if moves is None else window),
-        settings={"num_particles": num_particles, "window": window},
-        # Without a clock every decision reads the next step, and `sample` takes it for the particles that it draws alone.
-        capabilities=Capabilities(advance=advance if model.has_clock else None, log_evidence=stored_evidence),
-    )
+        def at_place(place: Array, row: Interaction, elapsed: Array, is_read: Array) -> Array:
+            here, before = (
+                {**values, **{name: own[index] for name, own in path.items()}}
+                for index in (place, jnp.maximum(place - 1, 0))
+            )
+            given = jnp.where(elapsed > 0.0, elapsed, 1.0) if model.has_clock else None
+            step = jnp.where((elapsed > 0.0) & (place > 0), model.log_transition(here, before, given), 0.0)
+            single = jax.tree.map(lambda leaf: leaf[None], row)
+            return step + jnp.where(is_read, model.log_likelihood(here, single)[0], 0.0)
+
+        places = jnp.arange(window.elapsed.shape[0])
+        terms = jax.vmap(at_place)(places, window.rows, window.elapsed, window.is_read)
+        first = {**values, **{name: own[0] for name, own in path.items()}}
+        log_prior = model.log_prior(first) + log_jacobian
+        both = jnp.concatenate([at, _unconstrain(spaces, first)[1]])
+        base = log_base(window, mean, root, both, log_prior)
+        return base + jnp.sum(jnp.where(places < window.length, terms, 0.0))
+
+    def move(key: Key, window: Window, latents: Draws) -> Draws:
+        assert spaces is not None
+        static = spaces[0]
+
+        def target(own: Any, positions: Float[Array, "H K"]) -> tuple[Float[Array, " H"], tuple[()]]:
+            mean, root, paths = own
+            return jax.vmap(lambda path, at: log_target(window, mean, root, path, at), in_axes=(1, 0))(
+                paths, positions
+            ), ()
+
+        paths = {name: jnp.moveaxis(own, 1, 0) for name, own in window.places.items()}  # (2, W, H, ...)
+        positions = jax.vmap(jax.vmap(lambda own: _unconstrain(spaces, own)[0]))(latents)
+        positions, _ = move_each(key, target, (window.mean, window.root, paths), positions, (), _SCALES)
+        return {**latents, **jax.vmap(jax.vmap(lambda at: static.constrain(at)[0]))(positions)}
+
+    parts = FilterParts(start, predict, weigh, known, move, lambda key, latents: latents, "density", "disagreement")
+    explanation = _explain(model, num_own, None if spaces is None else window)
+    return filter_engine(model, parts, explanation, num_particles=num_particles, window=window)
 
 
-def _propagate(model: RewardModel, key: Key, latents: dict[str, Array], elapsed: Float[Array, ""]) -> dict[str, Array]:
-    """Draw the next step of every particle, {site: (F, H, ...)}; the same particles if no time has elapsed."""
-    shape = next(iter(latents.values())).shape[:2]
-    given = jnp.where(elapsed > 0.0, elapsed, 1.0) if model.has_clock else None
-    keys = jr.split(key, shape)
-    later = jax.vmap(jax.vmap(lambda key, own: model.draw_transition(key, own, given)))(keys, latents)
-    return {name: jnp.where(elapsed > 0.0, later[name], own) for name, own in latents.items()}
+def _spaces(model: RewardModel) -> tuple[OuterSpace, OuterSpace] | None:
+    """Return the unconstrained spaces of static and of moving latents; None if all latents move."""
+    static = tuple(name for name in model.latent_shapes if name not in model.moving_sites)
+    if not static:
+        return None
+    supports = supports_of(model)
+    for name, support in supports.items():
+        if support is None:
+            raise ValueError(
+                f"the support of '{name}' depends on another latent, so that static latents cannot be renewed: give it a fixed "
+                "support"
+            )
+    return outer_space(model, static, supports), outer_space(model, model.moving_sites, supports)
 
 
-def _renew(moves: StaticMoves | None, key: Key, state: FilterState) -> FilterState:
-    """Resample both filters, and move their static latents."""
-    key_resample, key_move = jr.split(key)
-    index = resample_each(key_resample, state.log_weights)
-    latents, window = pick(state.latents, index), state.window
-    if moves is not None and window is not None:
-        paths = jax.vmap(lambda own: pick(own, index))(window.path)
-        window = window._replace(path=paths)
-        latents = moves.move(key_move, window, latents)
-    return state._replace(
-        latents=latents,
-        log_weights=jnp.zeros_like(state.log_weights),
-        window=window,
-        num_refreshes=state.num_refreshes + 1,
-    )
+def _unconstrain(spaces: tuple[OuterSpace, OuterSpace], latents: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Return static and moving latents in unconstrained space."""
+    static, moving = (space.unconstrain({name: latents[name] for name in space.names}) for space in spaces)
+    return static, moving
 
 
 def _explain(model: RewardModel, num_own: int, window: int | None) -> Explanation:
-    moving = ", ".join(model.moving_sites)
     static = [name for name in model.latent_shapes if name not in model.moving_sites]
-    lines = [
-        f"{program_name(model)}: APPROXIMATE, by a particle filter: {NUM_FILTERS} independent filters of {num_own} particles.",
-        "",
-        f"  {moving}: advanced by the program's own time step",
-    ]
-    if static:
-        lines.append(
-            f"  {', '.join(static)}: static, renewed by Markov steps after each resampling, over the last rows "
-            f"(at most {window})"
-        )
-    time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
-    lines += [
-        f"  time: {time}; a decision predicts to its own time, then reads the table",
-        f"  expected reward: {model.expected_reward_method}",
-        "  evidence: effective sample size, k-hat of the weights, and the disagreement of the two filters, at every row",
-    ]
-    sites = {name: "particles" for name in model.latent_shapes}
-    return Explanation("particle_filter", False, "a particle filter for latents that move", sites, "\n".join(lines))
+    sites = {name: "advanced by the program's own time step" for name in model.moving_sites}
+    sites |= {
+        name: f"static, renewed by Markov steps after each resampling, over the last rows (at most {window})"
+        for name in static
+    }
+    verdict = f"APPROXIMATE, by a particle filter: {NUM_FILTERS} independent filters of {num_own} particles."
+    facts = {"time": time_text(model), "checks": checks_text(("ess", "k_hat", "disagreement"))}
+    return explain(model, "particle_filter", verdict, "a particle filter for latents that move", sites, facts)

@@ -1,13 +1,13 @@
-"""Moves of the static latents of a particle filter, over a window of the latest rows.
+"""The latest rows of two filters, and Metropolis-Hastings moves of their static latents over them.
 
 Propagation gives moving latents new values at every step, but a static latent keeps the values that survived. So after a
-resampling every particle moves its static latents by Metropolis-Hastings steps. Their target is the density of the static
-latents given the particle's own path of moving latents: the law at the start of the window, times the steps and the
-likelihoods in it. Until the window is full for the first time, the law at its start is the prior, and the moves are exact.
-Then a new window starts, with a Gaussian law fitted to all latents in unconstrained space.
+resampling the static latents move: their target is their density at the start of the window, times what the rows in it say.
+Until the window is full for the first time, the density at its start is the prior, and the moves are exact. Then a new window
+starts: with a Gaussian law fitted to the particles, and with what every particle knows of the moving latents.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,153 +15,161 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.collapsed.outer import OuterSpace, outer_space
-from ppl_bandit.engines.exact.proof.assignment import supports_of
-from ppl_bandit.engines.moving.random_walk import blank_rows, fit_gaussian, log_gaussian_kernel, random_walk
+from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["StaticMoves", "Window", "static_moves"]
-
-_SCALES = (1.2, 0.6, 0.3)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
+__all__ = ["Window", "empty_window", "extend", "log_base", "move_each"]
 
 
 class Window(NamedTuple):
-    """The latest rows, and the path of each of F x H particles over them; both have W places.
+    """The latest rows of two sets of H particles, in W places.
 
     Attributes:
-        path: {moving site: (W, F, H, ...)}.
         rows: without a mask.
         elapsed: time before each row; 0 where no step is part of the window.
-        has_row: whether the place has a row; the first place of a later window has none, its law includes that row.
+        has_row: whether the place has a row; the first place of a later window has none, what is known there includes that row.
+        places: what else is known of each row, a pytree with leading axis W, such as the path of every particle (W, 2, H, ...).
         length: number of places in use.
         is_first: whether the window starts at the prior.
-        mean, root: the Gaussian law of static and moving latents at the start of a later window, by filter.
+        base: what each particle knows of the moving latents at the start of a later window, (2, H, ...).
+        mean, root: of a Gaussian law at the start of a later window, by set of particles.
     """
 
-    path: dict[str, Array]
     rows: Interaction
     elapsed: Float[Array, " W"]
     has_row: Bool[Array, " W"]
+    places: Any
     length: Int[Array, ""]
     is_first: Bool[Array, ""]
-    mean: Float[Array, "F k"]
-    root: Float[Array, "F k k"]
+    base: Any
+    mean: Float[Array, "2 k"]
+    root: Float[Array, "2 k k"]
+
+    @property
+    def is_read(self) -> Bool[Array, " W"]:
+        """Whether a place holds a row of the window."""
+        return self.has_row & (jnp.arange(self.elapsed.shape[0]) < self.length)
 
 
-class StaticMoves(NamedTuple):
-    """The functions of a program with static latents.
-
-    Attributes:
-        start: {site: (F, H, ...)} -> the empty window.
-        extend: (window, latents, weights, row, elapsed) -> the window with one more row.
-        move: (key, window, latents) -> latents with moved static ones.
-    """
-
-    start: Callable[[Mapping[str, Array]], Window]
-    extend: Callable[..., Window]
-    move: Callable[[Key, Window, dict[str, Array]], dict[str, Array]]
-
-
-def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
-    """Return the moves of the static latents of a program; None if all its latents move.
+def empty_window(model: RewardModel, size: int, place: Any, base: Any, positions: Float[Array, "2 H k"]) -> Window:
+    """Return a window of `size` places without rows.
 
     Args:
-        size: number of rows W of a window.
-
-    Raises:
-        ValueError: if a support depends on another latent.
+        place: what a place will hold beside its row.
+        base: what each particle will know at the start of a later window.
+        positions: of the particles, in the coordinates of its Gaussian law.
     """
-    static = tuple(name for name in model.latent_shapes if name not in model.moving_sites)
-    if not static:
-        return None
-    supports = supports_of(model)
-    for name, support in supports.items():
-        if support is None:
-            raise ValueError(
-                f"the support of '{name}' depends on another latent, so that static latents cannot be renewed: give it a fixed "
-                "support"
-            )
-    space = outer_space(model, static, supports)
-    moving = outer_space(model, model.moving_sites, supports)
+    outcomes, (num_sets, _, num) = model.zero_outcomes(size), positions.shape
+    reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
+    return Window(
+        Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size))),
+        jnp.zeros(size),
+        jnp.zeros(size, bool),
+        jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), place),
+        jnp.zeros((), int),
+        jnp.array(True),
+        base,
+        jnp.zeros((num_sets, num)),
+        jnp.zeros((num_sets, num, num)) + jnp.eye(num),
+    )
 
-    def start(latents: Mapping[str, Array]) -> Window:
-        num, num_filters = space.size + moving.size, len(next(iter(latents.values())))
-        path = {name: jnp.zeros((size, *latents[name].shape)) + latents[name] for name in model.moving_sites}
-        flags = jnp.zeros(size), jnp.zeros(size, bool), jnp.zeros((), int), jnp.array(True)
-        return Window(
-            path,
-            blank_rows(model, size),
-            *flags,
-            jnp.zeros((num_filters, num)),
-            jnp.zeros((num_filters, num, num)) + jnp.eye(num),
+
+def extend(
+    window: Window,
+    row: Interaction,
+    elapsed: Float[Array, ""],
+    place: Any,
+    base: Any,
+    positions: Float[Array, "2 H k"],
+    weights: Float[Array, "2 H"],
+) -> Window:
+    """Return a window with one more row; a full one starts again after that row.
+
+    Args:
+        place, base, positions: as in `empty_window`, after the row.
+    """
+    is_full = window.length >= window.elapsed.shape[0]
+    length = jnp.where(is_full, 0, window.length)
+
+    def restart() -> tuple[Array, Array]:
+        return jax.vmap(lambda own, by: mean_and_root(own, jnp.eye(own.shape[1]), jnp.asarray(1e6), by))(
+            positions, weights
         )
 
-    def fit(latents: dict[str, Array], weights: Float[Array, " H"]) -> tuple[Array, Array]:
-        positions = jax.vmap(lambda own: jnp.concatenate(_unconstrain(space, moving, own)))(latents)
-        return fit_gaussian(positions, weights)
+    mean, root = jax.lax.cond(is_full, restart, lambda: (window.mean, window.root))
 
-    def extend(
-        window: Window, latents: dict[str, Array], weights: Float[Array, "F H"], row: Interaction, elapsed: Array
-    ) -> Window:
-        is_full = window.length >= size
-        length = jnp.where(is_full, 0, window.length)
-        mean, root = jax.lax.cond(is_full, lambda: jax.vmap(fit)(latents, weights), lambda: (window.mean, window.root))
+    def put(buffer: Array, value: Array) -> Array:
+        return buffer.at[length].set(jnp.asarray(value, buffer.dtype))
 
-        def put(buffer: Array, value: Array) -> Array:
-            return buffer.at[length].set(jnp.asarray(value, buffer.dtype))
-
-        return Window(
-            {name: put(window.path[name], latents[name]) for name in window.path},
-            jax.tree.map(put, window.rows, row._replace(mask=None)),
-            put(window.elapsed, jnp.where(is_full, 0.0, elapsed)),
-            put(window.has_row, ~is_full),
-            length + 1,
-            window.is_first & ~is_full,
-            mean,
-            root,
-        )
-
-    def log_target(
-        window: Window, mean: Array, root: Array, path: Mapping[str, Array], position: Float[Array, " K"]
-    ) -> Float[Array, ""]:
-        values, log_jacobian = space.constrain(position)
-        in_use = jnp.arange(size) < window.length
-
-        def at_place(place: Array, row: Interaction, elapsed: Array, has_row: Array) -> Array:
-            here, before = (
-                {**values, **{name: own[index] for name, own in path.items()}}
-                for index in (place, jnp.maximum(place - 1, 0))
-            )
-            given = jnp.where(elapsed > 0.0, elapsed, 1.0) if model.has_clock else None
-            step = jnp.where((elapsed > 0.0) & (place > 0), model.log_transition(here, before, given), 0.0)
-            single = jax.tree.map(lambda leaf: leaf[None], row)
-            return step + jnp.where(has_row, model.log_likelihood(here, single)[0], 0.0)
-
-        terms = jax.vmap(at_place)(jnp.arange(size), window.rows, window.elapsed, window.has_row & in_use)
-        first = {**values, **{name: own[0] for name, own in path.items()}}
-        at_prior = model.log_prior(first) + log_jacobian
-        both = jnp.concatenate([position, _unconstrain(space, moving, first)[1]])
-        base = jnp.where(window.is_first, at_prior, log_gaussian_kernel(mean, root, both))
-        return base + jnp.sum(jnp.where(in_use, terms, 0.0))
-
-    def move_filter(
-        key: Key, window: Window, mean: Array, base: Array, path: dict[str, Array], latents: dict[str, Array]
-    ) -> dict[str, Array]:
-        positions = jax.vmap(lambda own: _unconstrain(space, moving, own)[0])(latents)
-        densities = jax.vmap(lambda own, at: log_target(window, mean, base, own, at), in_axes=(1, 0))
-        positions, _ = random_walk(key, lambda proposed: (densities(path, proposed), ()), positions, (), _SCALES)
-        return {**latents, **jax.vmap(lambda at: space.constrain(at)[0])(positions)}
-
-    def move(key: Key, window: Window, latents: dict[str, Array]) -> dict[str, Array]:
-        paths = {name: jnp.moveaxis(own, 1, 0) for name, own in window.path.items()}  # (F, W, H, ...)
-        each = jax.vmap(move_filter, in_axes=(0, None, 0, 0, 0, 0))
-        return each(jr.split(key, len(window.mean)), window, window.mean, window.root, paths, latents)
-
-    return StaticMoves(start, extend, move)
+    return Window(
+        jax.tree.map(put, window.rows, row._replace(mask=None)),
+        put(window.elapsed, jnp.where(is_full, 0.0, elapsed)),
+        put(window.has_row, ~is_full),
+        jax.tree.map(put, window.places, place),
+        length + 1,
+        window.is_first & ~is_full,
+        jax.tree.map(lambda new, old: jnp.where(is_full, new, old), base, window.base),
+        mean,
+        root,
+    )
 
 
-def _unconstrain(space: OuterSpace, moving: OuterSpace, latents: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Return static and moving latents in unconstrained space."""
-    static = space.unconstrain({name: latents[name] for name in space.names})
-    return static, moving.unconstrain({name: latents[name] for name in moving.names})
+def log_base(
+    window: Window, mean: Array, root: Array, position: Float[Array, " k"], log_prior: Array
+) -> Float[Array, ""]:
+    """Return the log density at the start of a window, up to a constant: the prior's, or that of the Gaussian law of a set.
+
+    Args:
+        mean, root: of the set.
+    """
+    steps = jax.scipy.linalg.solve_triangular(root, position - mean, lower=True)
+    return jnp.where(window.is_first, log_prior, -0.5 * jnp.sum(jnp.square(steps)))
+
+
+def move_each(
+    key: Key,
+    target: Callable[..., tuple[Float[Array, " H"], Any]],
+    particles: Any,
+    positions: Float[Array, "2 H K"],
+    derived: Any,
+    scales: tuple[float, ...],
+) -> tuple[Float[Array, "2 H K"], Any]:
+    """Move every particle of both sets once for each scale; return the positions and what is derived from them.
+
+    Args:
+        target: (what is fixed in a set of particles, positions (H, K)) -> the log density at each, and a pytree derived from
+            them, with a leading axis H.
+        particles: what is fixed, with a leading axis 2.
+        derived: the pytree at `positions`; kept where the log density is not finite.
+        scales: of the proposals, in standard deviations of the particles, divided by sqrt(K).
+    """
+
+    def move_set(key: Key, own: Any, positions: Array, derived: Any) -> tuple[Array, Any]:
+        return _random_walk(key, partial(target, own), positions, derived, scales)
+
+    return jax.vmap(move_set)(jr.split(key, len(positions)), particles, positions, derived)
+
+
+def _random_walk(
+    key: Key, target: Callable[[Array], tuple[Array, Any]], positions: Array, derived: Any, scales: tuple[float, ...]
+) -> tuple[Float[Array, "H K"], Any]:
+    num, size = positions.shape
+    _, covariance = mean_and_covariance(positions)
+    _, root = mean_and_root(positions, covariance + 1e-12 * jnp.eye(size), jnp.asarray(float(num)))
+
+    def move(carry: tuple[Array, Array, Any], place: tuple[Array, Array]) -> tuple[tuple[Array, Array, Any], None]:
+        positions, log_densities, derived = carry
+        number, scale = place
+        key_step, key_accept = jr.split(jr.fold_in(key, number))
+        proposed = positions + scale * jr.normal(key_step, positions.shape) @ root.T
+        found, new = target(proposed)
+        is_accepted = jnp.log(jr.uniform(key_accept, (num,))) < found - log_densities
+        pick = jax.vmap(lambda is_new, new, old: jax.tree.map(partial(jnp.where, is_new), new, old))
+        return pick(is_accepted, (proposed, found, new), carry), None
+
+    # The first move has scale 0 and is accepted: it evaluates the density at the start, so that the target is compiled once.
+    steps = jnp.asarray([0.0, *scales]) / size**0.5
+    start = positions, jnp.full(num, -jnp.inf, positions.dtype), derived
+    (positions, _, derived), _ = jax.lax.scan(move, start, (jnp.arange(len(steps)), steps))
+    return positions, derived

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_bandit.engines.checks import CHECKS
 from ppl_bandit.engines.particles.weights import NormalizedWeights, finite_log_weights
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 
 __all__ = [
     "MAX_K_HAT",
-    "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
     "autocorrelation_and_drift",
     "chain_ess",
@@ -21,13 +21,8 @@ __all__ = [
     "pareto_k_hat",
 ]
 
-# Above it the error of importance sampling does not fall with the number of draws (Vehtari et al. 2024).
-MAX_K_HAT = 0.7
-# Bounds for unweighted draws of a fitted Gaussian or guide, whose true errors should stay below 0.2 posterior standard
-# deviations and 20%. Importance weights show only a third to a half of the error of a fit that is too narrow, and three
-# quarters of the error in the mean of a skewed posterior.
-MAX_MEAN_SHIFT = 0.15  # posterior standard deviations
-MAX_SD_SHIFT = 0.1  # relative to a posterior standard deviation
+MAX_K_HAT = CHECKS["k_hat"].bound
+MAX_SD_SHIFT = CHECKS["sd_shift"].bound
 # Standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third.
 _NUM_ERRORS = 6.0
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.particles.checks import Check, passed_checks
+from ppl_bandit.engines.checks import CHECKS, all_passed
 from ppl_bandit.engines.particles.coordinate_moves import EvaluatedParticles, coordinate_moves
 from ppl_bandit.engines.particles.covariance import mean_and_root, standardize
 from ppl_bandit.engines.particles.diagnostics import autocorrelation_and_drift
@@ -22,20 +22,9 @@ from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_AUTOCORRELATION", "MOVE_CHECKS", "MoveEvidence", "MoveResult", "move", "sound_evidence"]
+__all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "move", "sound_evidence"]
 
-MAX_AUTOCORRELATION = 0.5
-MOVE_CHECKS = (
-    Check("the autocorrelation of the particles with their starting positions", MAX_AUTOCORRELATION),
-    Check("the drift of a mean, in units of six standard errors,", 1.0),
-    Check("the share of divergent transitions", 0.01),
-    Check("the mean acceptance probability", 0.5, is_minimum=True),
-    Check("the share of particles that no Markov step changed", 0.02),
-    Check("the effective sample size of the starting positions, as a share of the particles,", 0.1, is_minimum=True),
-    Check("energies", failure="the log density of a particle is not finite"),
-    Check("budget", failure="the Markov steps of one update ended at their budget, and continue with a later one"),
-)
-_DIVERGENCE, _ENERGIES, _BUDGET = 2, 6, 7  # indices of the checks of divergences, finite densities and the budget
+MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound
 _TARGET_ACCEPT = 0.8
 _ENOUGH_ESS = 0.5  # effective sample size, as a share of the particles, that needs no further window
 _MAX_WINDOWS = 5
@@ -48,7 +37,7 @@ class MoveEvidence(NamedTuple):
     """Measures of the last window of transitions.
 
     Attributes:
-        check_values: the values of `MOVE_CHECKS`.
+        checks: of the moves, by their names in `CHECKS`; the effective sample size is that of the starting positions.
         num_divergences: divergent transitions.
         is_sound: whether the moved particles may be used as draws of the target.
         is_mixed: whether all checks passed, except those of divergences and of the budget.
@@ -57,7 +46,7 @@ class MoveEvidence(NamedTuple):
         num_unfinished: moves in a row that the budget ended before their checks passed, including the last ones.
     """
 
-    check_values: Float[Array, "*B checks"]
+    checks: dict[str, Float[Array, "*B"]]
     num_divergences: Int[Array, "*B"]
     is_sound: Bool[Array, "*B"]
     is_mixed: Bool[Array, "*B"]
@@ -68,23 +57,22 @@ class MoveEvidence(NamedTuple):
     @property
     def autocorrelation(self) -> Float[Array, "*B"]:
         """Largest correlation, beyond chance, of the particles with their positions at the start of the window."""
-        return self.check_values[..., 0]
+        return self.checks["autocorrelation"]
 
     @property
     def drift(self) -> Float[Array, "*B"]:
         """Largest shift of a mean, a mean square or the mean energy, in units of six standard errors."""
-        return self.check_values[..., 1]
+        return self.checks["drift"]
 
     def doubted_where(self, is_undefined: Bool[Array, "*B"]) -> "MoveEvidence":
         """Return the evidence with a failed check of finite densities where the density is undefined."""
-        energies = jnp.where(is_undefined, 0.0, self.check_values[..., _ENERGIES])
-        values = self.check_values.at[..., _ENERGIES].set(energies)
-        return self._replace(check_values=values, is_sound=self.is_sound & ~is_undefined)
+        density = jnp.where(is_undefined, 0.0, self.checks["density"])
+        return self._replace(checks={**self.checks, "density": density}, is_sound=self.is_sound & ~is_undefined)
 
     @property
     def is_unfinished(self) -> Bool[Array, "*B"]:
         """Whether the budget ended the moves before their checks passed."""
-        return ~self.is_sound & (self.check_values[..., _BUDGET] < 1.0)
+        return ~self.is_sound & (self.checks["budget"] < 1.0)
 
     @property
     def cost(self) -> Float[Array, "*B"]:
@@ -141,7 +129,9 @@ class _Transitions(NamedTuple):
 def sound_evidence(dtype: Any) -> MoveEvidence:
     """Return the evidence of particles that were drawn without moves and need none."""
     none, yes = jnp.zeros((), int), jnp.array(True)
-    return MoveEvidence(jnp.array([0, 0, 0, 1, 0, 1, 1, 1], dtype), none, yes, yes, none, none, none)
+    best = {"autocorrelation": 0, "drift": 0, "divergences": 0, "acceptance": 1, "unmoved": 0, "ess": 1, "density": 1}
+    checks = {name: jnp.asarray(value, dtype) for name, value in {**best, "budget": 1}.items()}
+    return MoveEvidence(checks, none, yes, yes, none, none, none)
 
 
 def move(
@@ -173,7 +163,7 @@ def move(
     """
     num, dtype = positions.shape[0], positions.dtype
     unmoved = sound_evidence(dtype)._replace(is_sound=jnp.array(False), is_mixed=jnp.array(False))
-    unmoved = unmoved._replace(check_values=jnp.ones(len(MOVE_CHECKS), dtype))
+    unmoved = unmoved._replace(checks=jax.tree.map(jnp.ones_like, unmoved.checks))
     is_continued, longest = jnp.array(False), first_length * 2 ** (_MAX_WINDOWS - 1)
     first_window = jnp.asarray(first_length)
     if previous is not None:
@@ -197,7 +187,7 @@ def move(
         run = _run_kernel(key_window, whiten(target, centre, root), kernel, start, before.step_size, length, left)
 
         divergent_share = (run.num_divergences / (run.num_measured * num)).astype(dtype)
-        is_calm = divergent_share <= MOVE_CHECKS[_DIVERGENCE].bound
+        is_calm = divergent_share <= CHECKS["divergences"].bound
         moved = centre + run.positions @ root.T
         sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
         particles, num_coordinate_moves, has_coordinate_moves = coordinate_moves(
@@ -212,28 +202,28 @@ def move(
         end = standardize(particles.positions, centre, root)
         autocorrelation, drift = autocorrelation_and_drift(start, end, run.first_energies, energies, before.ess)
         has_moved = run.has_moved | jnp.any(particles.positions != moved, axis=1)
-        measures = (
-            autocorrelation,
-            drift,
-            divergent_share,
-            run.sum_acceptance / run.num_measured,
-            1.0 - jnp.mean(has_moved.astype(dtype)),
-            before.ess / num,
-            jnp.all(jnp.isfinite(energies)),
-            jnp.ones((), dtype),
-        )
-        values = jnp.stack([measure.astype(dtype) for measure in measures])
-        is_mixed = jnp.all(passed_checks(MOVE_CHECKS, values).at[_DIVERGENCE].set(True))
+        measures = {
+            "autocorrelation": autocorrelation,
+            "drift": drift,
+            "divergences": divergent_share,
+            "acceptance": run.sum_acceptance / run.num_measured,
+            "unmoved": 1.0 - jnp.mean(has_moved.astype(dtype)),
+            "ess": before.ess / num,
+            "density": jnp.all(jnp.isfinite(energies)),
+            "budget": jnp.ones((), dtype),
+        }
+        checks = {name: measure.astype(dtype) for name, measure in measures.items()}
+        is_mixed = all_passed({name: value for name, value in checks.items() if name != "divergences"})
         # Coordinate moves reach the regions where trajectories diverge: two windows in a row that mixed are enough.
         is_late = (before.number >= _MIN_WINDOWS) | is_continued
         is_followed = has_coordinate_moves & before.evidence.is_mixed & is_late
         is_sound = is_mixed & (is_calm | is_followed)
-        before_share = before.evidence.check_values[_DIVERGENCE]
+        before_share = before.evidence.checks["divergences"]
         is_diverging = is_mixed & ~is_sound & (divergent_share > _MIN_DECAY * before_share)
         num_evaluations = before.evidence.num_evaluations + run.num_evaluations + num_coordinate_moves
         num_transitions = before.evidence.num_transitions + run.number
         evidence = MoveEvidence(
-            values,
+            checks,
             run.num_divergences,
             is_sound,
             is_mixed,
@@ -250,8 +240,8 @@ def move(
             is_diverging,
             evidence,
         )
-        values = values.at[_BUDGET].set(jnp.where(is_affordable(after), 1.0, 0.0))
-        return after._replace(evidence=evidence._replace(check_values=values))
+        budget = jnp.where(is_affordable(after), 1.0, 0.0).astype(dtype)
+        return after._replace(evidence=evidence._replace(checks={**checks, "budget": budget}))
 
     def is_affordable(last: _Window) -> Bool[Array, ""]:
         return next_length(last) >= first_length

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.checks import CHECKS
 from ppl_bandit.engines.particles.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.engines.particles.covariance import (
     jittered_root,
@@ -98,8 +99,8 @@ class _Stage(NamedTuple):
 
 
 def max_autocorrelation(num_particles: float = math.inf) -> float:
-    """Return the largest autocorrelation at which moves may end: 0.1, plus two standard errors of a zero correlation."""
-    return 0.1 + 2.0 / math.sqrt(num_particles)
+    """Return the largest autocorrelation at which moves may end: the bound, plus two standard errors of a zero correlation."""
+    return CHECKS["path_autocorrelation"].bound + 2.0 / math.sqrt(num_particles)
 
 
 def follow_path(

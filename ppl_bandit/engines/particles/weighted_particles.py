@@ -10,13 +10,13 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.engines.particles.checks import Check, bounds_of
+from ppl_bandit.engines.checks import CHECKS, passing_value
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
 from ppl_bandit.engines.particles.importance import PriorProbes, log_unseen_mass, num_searches, propose
 from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
-from ppl_bandit.engines.particles.moves import MOVE_CHECKS, MoveEvidence, move, sound_evidence
+from ppl_bandit.engines.particles.moves import MoveEvidence, move, sound_evidence
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     flatten_log_weights,
@@ -30,11 +30,11 @@ __all__ = [
     "FEW_LATENTS",
     "MAX_UNSEEN_MASS",
     "MIN_ESS_SHARE",
-    "PARTICLE_CHECKS",
+    "MAX_ROUNDING",
     "RefreshSettings",
     "StartFinder",
     "WeightedParticles",
-    "particle_check_values",
+    "particle_checks",
     "prior_particles",
     "refresh_particles",
     "sample_size",
@@ -44,19 +44,12 @@ __all__ = [
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 
 _NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
-MAX_UNSEEN_MASS = 0.02  # of all modes that were found and have less than a quarter of their share of particles
+MAX_UNSEEN_MASS = CHECKS["unseen_mass"].bound  # of modes that have less than a quarter of their share of particles
 _MAX_UNDEFINED = (
     0.005  # of the proposals, whose likelihood may be nan or infinite: their region may hold posterior mass
 )
-MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
-PARTICLE_CHECKS = (
-    *MOVE_CHECKS,
-    Check("the effective sample size of the weights, as a share of the particles,", 0.5, is_minimum=True),
-    Check("the effective sample size, as a share of the particles,", MIN_ESS_SHARE, is_minimum=True),
-    Check("the rounding of the log likelihood, in nats,", 0.02),
-    Check("log evidence", failure="the log evidence is not finite"),
-    Check("the posterior mass of modes with too few draws", MAX_UNSEEN_MASS),
-)
+MIN_ESS_SHARE = CHECKS["ess"].bound
+MAX_ROUNDING = 0.02  # nats of a log density; see the check of the precision
 
 
 class WeightedParticles(NamedTuple):
@@ -272,8 +265,8 @@ def refresh_particles(
     )
 
 
-def particle_check_values(particles: WeightedParticles, ess: Float[Array, ""]) -> Float[Array, " checks"]:
-    """Return the values of `PARTICLE_CHECKS` for one block.
+def particle_checks(particles: WeightedParticles, ess: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    """Return the checks of the particles of one block, by name.
 
     Args:
         ess: effective sample size of the weights.
@@ -281,16 +274,19 @@ def particle_check_values(particles: WeightedParticles, ess: Float[Array, ""]) -
     num, dtype = len(particles.log_weights), particles.positions.dtype
     evidence = particles.evidence
     # Moves may be sound although a check failed, such as that of divergences; then report values that pass.
-    move_values = jnp.where(evidence.is_sound, jnp.asarray(bounds_of(MOVE_CHECKS), dtype), evidence.check_values)
+    of_moves = {
+        name: jnp.where(evidence.is_sound, passing_value(name, own), own) for name, own in evidence.checks.items()
+    }
     magnitude = jnp.max(jnp.abs(jnp.where(jnp.isfinite(particles.log_likelihood), particles.log_likelihood, 0.0)))
-    own = (
-        ess / num,
-        sample_size(particles, ess) / num,
-        jnp.finfo(dtype).eps * magnitude,
-        jnp.isfinite(particles.log_evidence),
-        jnp.sum(jnp.exp(particles.log_unseen_mass)),
-    )
-    return jnp.concatenate([move_values, jnp.stack([value.astype(dtype) for value in own])])
+    checks = {
+        **of_moves,
+        "weight_ess": ess / num,
+        "ess": jnp.minimum(of_moves["ess"], sample_size(particles, ess) / num),
+        "precision": jnp.finfo(dtype).eps * magnitude > MAX_ROUNDING,
+        "density": jnp.minimum(of_moves["density"], jnp.isfinite(particles.log_evidence)),
+        "unseen_mass": jnp.sum(jnp.exp(particles.log_unseen_mass)),
+    }
+    return {name: value.astype(dtype) for name, value in checks.items()}
 
 
 def sample_size(particles: WeightedParticles, ess: Float[Array, ""]) -> Float[Array, ""]:

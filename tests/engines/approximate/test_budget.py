@@ -56,8 +56,8 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_unt
     update, quickly = quick_jit(engine.update), quick_jit(engine.capabilities.quick_update)
     state = engine.init(jr.key(0))
     evidence = state.particles.evidence
-    ended = evidence.check_values.at[0, -1].set(0.0)
-    evidence = evidence._replace(check_values=ended, is_sound=jnp.array([False, True]))
+    checks = {**evidence.checks, "budget": jnp.array([0.0, 1.0])}
+    evidence = evidence._replace(checks=checks, is_sound=jnp.array([False, True]))
     state = state._replace(particles=state.particles._replace(evidence=evidence))
     rows = Interaction(jnp.array([1]), jnp.array([1.0]))
     _, before, is_complete = quickly(jr.key(1), state, rows)

@@ -480,8 +480,7 @@ def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
             print(
                 f"\n{name:>28} n={n:<3} mean {mean_error:.3f} sd {sd_error:.3f} p-hat {distance:.3f} evidence "
                 f"{float(info.log_evidence) - log_evidence:+.3f} +- {float(info.log_evidence_error):.3f} "
-                f"refreshes {int(info.num_refreshes)} autocorrelation {float(info.autocorrelation):.2f} "
-                f"acceptance {float(info.acceptance):.2f}",
+                f"refreshes {int(info.num_refreshes)} autocorrelation {float(info.checks['path_autocorrelation']):.2f}",
                 end="",
             )
         assert mean_error < 0.05 and sd_error < 0.05 and distance < 0.02

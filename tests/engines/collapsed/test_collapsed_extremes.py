@@ -84,4 +84,5 @@ def test_particles_with_a_large_autocorrelation_are_moved_again_with_the_next_ro
             break
     assert info.is_trusted
     _, info = learn(rewards, before._replace(autocorrelation=jnp.asarray(0.9)))
-    assert info.num_refreshes == before.num_refreshes + 1 and info.autocorrelation < 0.3 and info.is_trusted
+    assert info.num_refreshes == before.num_refreshes + 1 and info.is_trusted
+    assert info.checks["path_autocorrelation"] < 0.3

@@ -1,7 +1,5 @@
 """A failed check is named with its value and its bound, and passed checks are not."""
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,35 +9,35 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks, worst_values
-from ppl_bandit.engines.particles.moves import MOVE_CHECKS
+from ppl_bandit.engines.checks import all_passed, describe_failures, make_info, worst_values
 from ppl_bandit.types import Interaction
 
-CHECKS = (
-    Check("k-hat", 0.7),
-    Check("the acceptance rate", 0.5, is_minimum=True),
-    Check("energies", failure="an energy is not finite"),
-)
+NAMES = ("k_hat", "acceptance", "capacity")
+NO_ROOM = "the rows did not fit into the buffer and were not learnt"
 
 
 @pytest.mark.parametrize(
     ("values", "failures"),
     [
         ([0.7, 0.5, 1.0], []),
-        ([0.93, 0.8, 1.0], ["k-hat is 0.93 and must be at most 0.7"]),
-        ([0.1, 0.25, 0.0], ["the acceptance rate is 0.25 and must be at least 0.5", "an energy is not finite"]),
-        ([np.nan, 0.8, 1.0], ["k-hat is nan and must be at most 0.7"]),
+        ([0.93, 0.8, 1.0], ["Pareto k-hat of the weights is 0.93 and must be at most 0.7"]),
+        ([0.1, 0.25, 0.0], [NO_ROOM, "the mean acceptance probability is 0.25 and must be at least 0.5"]),
+        ([np.nan, 0.8, 1.0], ["Pareto k-hat of the weights is nan and must be at most 0.7"]),
     ],
 )
 def test_a_failed_check_is_named_with_its_value_and_bound(values, failures):
-    values = jnp.asarray(values)
-    assert describe_failures(CHECKS, values) == failures
-    assert bool(jnp.all(passed_checks(CHECKS, values))) == (not failures)
+    checks = dict(zip(NAMES, jnp.asarray(values), strict=True))
+    assert describe_failures(checks) == failures
+    assert bool(all_passed(checks)) == (not failures)
+    info = make_info(checks, permanent=["capacity"])
+    assert info.failed_checks() == failures
+    assert (bool(info.is_trusted), bool(info.may_recover)) == (not failures, NO_ROOM not in failures)
 
 
 def test_the_worst_value_of_several_blocks_is_the_largest_or_the_smallest_by_the_kind_of_bound():
-    values = jnp.array([[0.2, 0.9, 1.0], [0.5, 0.6, 0.0]])
-    np.testing.assert_allclose(worst_values(CHECKS, values), [0.5, 0.6, 0.0])
+    values = dict(zip(NAMES, jnp.array([[0.2, 0.5], [0.9, 0.6], [1.0, 0.0]]), strict=True))
+    found = worst_values(values)
+    np.testing.assert_allclose([found[name] for name in NAMES], [0.5, 0.6, 0.0])
 
 
 def clicks(arm):
@@ -56,8 +54,7 @@ def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
 
         def update(key, state, rows):
             state, info = engine.update(key, state, rows)
-            values = info.check_values.at[0].set(2.0)
-            return state, info._replace(is_trusted=jnp.array(False), check_values=values)
+            return state, info._replace(is_trusted=jnp.array(False), checks={**info.checks, "k_hat": jnp.array(2.0)})
 
         return engine._replace(update=update)
 
@@ -65,26 +62,10 @@ def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
     with pytest.warns(UserWarning) as warned:
         bandit.update(arm=0, reward=1)
     text = str(warned[0].message)
-    assert (
-        "the draws of the laplace engine are not trusted: Pareto k-hat of the posterior relative to the fit is 2"
-        in text
-    )
+    assert "the draws of the laplace engine are not trusted: Pareto k-hat of the weights is 2" in text
     assert "must be at most 0.7" in text and "ess" not in text
     assert bandit.explanation.engine == "laplace"  # chosen for its speed: no slower engine replaces it
     assert "NOT TRUSTED" in bandit.explain()
-
-
-class BudgetInfo(NamedTuple):
-    """The evidence of moves that ended at their budget."""
-
-    is_trusted: Any
-    is_unfinished: Any
-    num_refreshes: Any
-    is_full: Any
-    check_values: Any
-
-    def failed_checks(self):
-        return describe_failures(MOVE_CHECKS, self.check_values)
 
 
 @pytest.mark.slow
@@ -99,8 +80,9 @@ def test_a_bandit_whose_moves_end_at_their_budget_keeps_its_engine_and_every_dec
             state, _ = engine.update(key, state, rows)
             num_rows = jnp.sum(state.buffer.times)
             is_done = num_rows > num_unfinished
-            values = jnp.array([0.8, 0, 0, 1, 0, 1, 1, 0])
-            return state, BudgetInfo(is_done, ~is_done, num_rows, jnp.array(False), values)
+            checks = {"autocorrelation": jnp.array(0.8), "divergences": jnp.array(0.0), "budget": jnp.array(0.0)}
+            info = make_info(checks, is_unfinished=~is_done, num_refreshes=num_rows)
+            return state, info._replace(is_trusted=is_done)
 
         return engine._replace(update=update, explanation=engine.explanation._replace(engine="reweight"))
 

@@ -6,10 +6,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.particles.checks import describe_failures
+from ppl_bandit.engines.checks import describe_failures
 from ppl_bandit.engines.particles.kernels import Transition, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, MOVE_CHECKS, move, sound_evidence
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, move, sound_evidence
 
 
 def density_of(log_density):
@@ -136,7 +136,7 @@ def test_moves_that_end_at_their_budget_are_flagged_and_continue_with_one_long_w
     # A window evaluates the density once more at its end, so windows of 4 and 5 transitions fit into 12 evaluations.
     first = run(jr.key(1), starts, 12.0, none)
     assert bool(first.evidence.is_unfinished) and int(first.evidence.num_transitions) == 4 + 5
-    failures = describe_failures(MOVE_CHECKS, first.evidence.check_values)
+    failures = describe_failures(first.evidence.checks)
     assert len(failures) == 2 and "autocorrelation" in failures[0] and "budget" in failures[1]
     then = run(jr.key(2), first.positions, 12.0, first.evidence).evidence
     assert bool(then.is_sound) and not bool(then.is_unfinished)

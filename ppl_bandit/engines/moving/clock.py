@@ -4,18 +4,14 @@ Every learnt row is one step, in the order in which rows are learnt. Without a c
 clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that latest time.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Interaction, Key
 
-__all__ = ["Clock", "elapsed_until", "first_clock", "learn_in_order", "require_moving"]
+__all__ = ["Clock", "elapsed_until", "first_clock", "require_moving", "time_text"]
 
 
 class Clock(NamedTuple):
@@ -55,26 +51,10 @@ def elapsed_until(
     return jnp.where(clock.is_due, time - clock.time, 0.0), Clock(time, jnp.zeros_like(clock.is_due))
 
 
-def learn_in_order(
-    learn: Callable[[Key, Any, Interaction], tuple[Any, Any]], key: Key, state: Any, interaction: Interaction
-) -> tuple[Any, Any]:
-    """Learn rows one after another, and return the state and the measures of the last row; masked rows pass no time.
-
-    Args:
-        learn: (key, state, one row without a leading axis) -> (state, info).
-    """
-    rows, num_rows = jax.tree.map(jnp.asarray, interaction), interaction.arm.shape[0]
-    if num_rows == 1 and interaction.mask is None:
-        return learn(key, state, jax.tree.map(lambda leaf: leaf[0], rows))
-    mask = jnp.ones(num_rows, bool) if interaction.mask is None else rows.mask
-
-    def step(carry: tuple[Any, Any], place: tuple[Array, Array, Interaction]) -> tuple[tuple[Any, Any], None]:
-        number, is_counted, row = place
-        return jax.lax.cond(is_counted, lambda: learn(jr.fold_in(key, number), carry[0], row), lambda: carry), None
-
-    blank = jax.eval_shape(learn, key, state, jax.tree.map(lambda leaf: leaf[0], rows._replace(mask=None)))[1]
-    info = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), blank)
-    return jax.lax.scan(step, (state, info), (jnp.arange(num_rows), mask, rows._replace(mask=None)))[0]
+def time_text(model: RewardModel) -> str:
+    """Return how time passes in a program, for an explanation."""
+    step = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
+    return f"{step}; a decision predicts to its own time, then reads the table"
 
 
 def require_moving(model: RewardModel, engine: str) -> None:
