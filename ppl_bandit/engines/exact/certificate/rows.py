@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, residual_of, worst_of
+from ppl_bandit.engines.exact.certificate.certificate import Residual, residual_of, worst_of
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
@@ -112,6 +112,8 @@ def certify(
 ) -> Certified:
     """Certify rows that were read: around the point of the reading, and where the posterior is after them.
 
+    Each group of outcomes is compared with its affine form by itself.
+
     Args:
         readings: of these rows, with the same weights.
         before, after: the posterior without and with the rows.
@@ -122,7 +124,14 @@ def certify(
     """
     regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
     read_at = coordinates_at(layout, before) if centre is None else centre
-    found = _compare_rows(model, layout, readings.naturals, read_at, regions, rows, weights=weights, prior=prior)
+
+    def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> Residual:
+        if prior is not None:
+            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
+        densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
+        return residual_of(layout, densities, own, read_at, regions, rows.arm.shape[0])
+
+    found = jax.vmap(compare)(*_batches(rows, weights, read_at), readings.naturals)
     in_prior = None
     if prior is not None:
         in_prior, found = (jax.tree.map(operator.itemgetter(own), found) for own in ((0, 0), np.s_[:, 1:]))
@@ -136,33 +145,6 @@ def certify(
 
 def _where(condition: Bool[Array, " N"], chosen: Any, otherwise: Any) -> Any:
     return jax.tree.map(lambda own, other: jnp.where(condition, own, other), chosen, otherwise)
-
-
-def _compare_rows(
-    model: RewardModel,
-    layout: Layout,
-    naturals: Natural,
-    centre: Coordinates,
-    regions: tuple[Region, ...],
-    rows: Interaction,
-    *,
-    weights: Float[Array, " N"] | None = None,
-    prior: Natural | None = None,
-) -> Residual:
-    """Compare the log likelihoods of rows with their affine forms, (N, groups): each group of outcomes by itself.
-
-    Args:
-        naturals: of these rows, from `read_rows`, with the same weights.
-        prior: if given, the residual of the log prior comes first, (N, 1 + groups).
-    """
-
-    def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> Residual:
-        if prior is not None:
-            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
-        densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
-        return residual_of(layout, densities, own, centre, regions, rows.arm.shape[0])
-
-    return jax.vmap(compare)(*_batches(rows, weights, centre), naturals)
 
 
 def _log_likelihoods(

@@ -20,19 +20,8 @@ from ppl_bandit.runtime.numpyro_adapter import class_name, element_support
 
 __all__ = ["find_scales", "kind_of_support", "read_supports", "supports_of"]
 
-_SHIFTS = (
-    0.0,
-    7.0,
-    -7.0,
-    14.0,
-    -14.0,
-    21.0,
-    -21.0,
-    28.0,
-    -28.0,
-    35.0,
-    -35.0,
-)  # of log z: units of z from 1e-15 to 1e15
+# Of log z: units of z from 1e-15 to 1e15.
+_SHIFTS = (0.0, 7.0, -7.0, 14.0, -14.0, 21.0, -21.0, 28.0, -28.0, 35.0, -35.0)
 
 
 def supports_of(model: RewardModel) -> dict[str, Any]:
@@ -104,9 +93,9 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
     """Find the power of each positive element that is Gamma under the prior, and the reals whose precision it scales.
 
     With s = log z, the log prior of a Gamma power is c s + d exp(power s) for any real elements that it scales, so the ratio
-    of its third to its second derivative is the power. It is taken where d exp(power s) is near 1, whatever the unit of z: where
-    that is 1e-12, the rounding of c s bends the ratio. Scaling all u by different factors then multiplies the prior precision of
-    each real element by the factor of the u that scales it, if one does.
+    of its third to its second derivative is the power. It is taken where d exp(power s) is near 1, whatever the unit of z:
+    where that is 1e-12, the rounding of c s bends the ratio. Scaling all u by different factors then multiplies the prior
+    precision of each real element by the factor of the u that scales it, if one does.
 
     Raises:
         NotConjugate: if a positive latent is not Gamma in any power, or a precision is not proportional to one u.

@@ -39,7 +39,6 @@ from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.trial_certificates import (
     MAX_SINGLE_ROWS,
-    TrialCertificates,
     certify_trial_rows,
     rows_per_sum,
     trial_rows,
@@ -65,13 +64,16 @@ class Examination(NamedTuple):
 
     Attributes:
         prior, prior_residual: the prior's parameters, and how far it is from affine.
-        rows: trial rows, and their certificates.
+        rows: trial rows, with their residuals, and whether the program can produce them.
+        added: what the rows on arm 0 add to the parameters of each group.
     """
 
     prior: Posterior
     prior_residual: Residual
     rows: Interaction
-    trial: TrialCertificates
+    residuals: Residual
+    is_possible: Array
+    added: dict[str, Array]
 
 
 def arrange(model: RewardModel, *, around_cores: bool = False) -> Layout:
@@ -129,10 +131,10 @@ def examine(model: RewardModel, layout: Layout, absorb_chunk: Absorb | None = No
     if fault == "untested":
         arms = np.asarray(found.rows.arm)
         arm = min(set(range(model.num_arms)) - set(arms[is_tested].tolist()))
-        raise untested_refusal(model, arm, is_rounded=bool(np.any(found.trial.is_possible & (arms == arm))))
+        raise untested_refusal(model, arm, is_rounded=bool(np.any(found.is_possible & (arms == arm))))
     evidence = Evidence(
         found.prior_residual,
-        worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.trial.residuals)),
+        worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
         int(is_tested.sum()),
         _examples(model, found, is_tested),
         sum(NUM_POINTS),
@@ -147,8 +149,8 @@ def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     The reasons: "prior", "improper", "likelihood", "untested".
     """
     # Rows whose rounding is too large are no evidence; rows that deviate are.
-    deviates = found.trial.is_possible & ~(found.trial.residuals.nats <= found.trial.residuals.tolerance)
-    is_tested = np.asarray(found.trial.is_possible) & np.asarray(is_affine(found.trial.residuals))
+    deviates = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
+    is_tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
     faults = {
         "prior": not bool(is_affine(found.prior_residual)),
         "improper": bool(_improper_kinds(found.prior)),
@@ -164,7 +166,7 @@ def measure(model: RewardModel, layout: Layout, absorb_chunk: Absorb) -> Examina
     centre = coordinates_at(layout, prior)
     per_arm = int(np.clip(MAX_SINGLE_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
-    return Examination(prior, prior_residual, rows, certify_trial_rows(model, absorb_chunk, prior, rows, is_feasible))
+    return Examination(prior, prior_residual, rows, *certify_trial_rows(model, absorb_chunk, prior, rows, is_feasible))
 
 
 def _failure(model: RewardModel, error: Exception) -> NotConjugate:
@@ -274,10 +276,10 @@ def _worst_residual(found: Examination, *, is_prior: bool) -> tuple[Residual, An
     """Return the residual that fails the most, and its row of data; None for the prior."""
     if is_prior:
         return found.prior_residual, None
-    ratios = np.asarray(found.trial.residuals.nats) / np.asarray(found.trial.residuals.tolerance)
-    worst = int(np.argmax(np.where(found.trial.is_possible, ratios, -1.0)))
+    ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
+    worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
     row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
-    return jax.tree.map(lambda leaf: leaf[worst], found.trial.residuals), row
+    return jax.tree.map(lambda leaf: leaf[worst], found.residuals), row
 
 
 def _move_site_alone(layout: Layout, region: Region, site: SiteBlock) -> Region:
@@ -307,7 +309,7 @@ def _examples(
     return tuple(
         (
             dict(zip(model.outcomes, values, strict=True)),
-            jax.tree.map(lambda leaf, i=i: leaf[i // model.num_arms], found.trial.added),
+            jax.tree.map(lambda leaf, i=i: leaf[i // model.num_arms], found.added),
         )
         for values, i in sorted(rows.items(), key=size)
     )

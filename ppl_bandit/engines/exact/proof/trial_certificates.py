@@ -6,7 +6,7 @@ affine, so does its sum, with probability 1. If a sum fails, each of its rows is
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,10 @@ from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["MAX_SINGLE_ROWS", "TrialCertificates", "certify_trial_rows", "rows_per_sum", "trial_rows"]
+__all__ = ["MAX_SINGLE_ROWS", "certify_trial_rows", "rows_per_sum", "trial_rows"]
 
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
 _ROWS_PER_SUM = 16
-
-
-class TrialCertificates(NamedTuple):
-    """Evidence for each of N rows.
-
-    Attributes:
-        residuals: how far the log likelihood is from affine, at the points that are closest to failing.
-        is_possible: whether the program can produce the row.
-        added: what each row on arm 0 adds to the parameters of each group.
-    """
-
-    residuals: Residual
-    is_possible: Bool[Array, " N"]
-    added: dict[str, Float[Array, "rows E n"]]
 
 
 def trial_rows(
@@ -70,13 +56,17 @@ def rows_per_sum(num_rows: int) -> int:
 
 def certify_trial_rows(
     model: RewardModel, absorb_chunk: Absorb, prior: Posterior, rows: Interaction, is_feasible: Bool[Array, " N"]
-) -> TrialCertificates:
+) -> tuple[Residual, Bool[Array, " N"], dict[str, Float[Array, "rows E n"]]]:
     """Certify each row of data on the prior, or sums of many rows, by the function that the updates call.
 
     Args:
         absorb_chunk: from `chunk_absorber`.
         rows: of all arms in turn.
         is_feasible: rows that count.
+
+    Returns:
+        How far the log likelihood of each row is from affine; whether the program can produce it; and what each row on arm 0
+        adds to the parameters of each group.
     """
     num_rows = rows.arm.shape[0]
     size = rows_per_sum(num_rows)
@@ -101,4 +91,4 @@ def certify_trial_rows(
     found, added = certify(rows, size)
     residuals, is_possible = join_chunks((found.residuals, found.is_possible), num_rows)
     first_arm = jax.tree.map(lambda leaf: leaf[:: model.num_arms], rows if size > 1 else added)
-    return TrialCertificates(residuals, is_feasible & is_possible, certify(first_arm, 1)[1] if size > 1 else first_arm)
+    return residuals, is_feasible & is_possible, certify(first_arm, 1)[1] if size > 1 else first_arm
