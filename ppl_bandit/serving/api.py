@@ -168,11 +168,13 @@ def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
     """Add what a monitoring system asks."""
 
     # In the event loop: it answers while every thread reads.
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", tags=["monitoring"])
     async def healthz() -> dict[str, str]:
         """Say that the process is alive."""
         return {"status": "alive"}
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", tags=["monitoring"])
     async def readyz() -> dict[str, str]:
         """Say whether every experiment is compiled, its journal works, and its queues have room."""

@@ -83,7 +83,9 @@ class KeyFile:
             ValueError: if it cannot be read, or has no key.
         """
         if not self.records():
-            raise ValueError(f"{self.path} has no key: make one with `ppl-bandit keys create --file {self.path}`")
+            raise ValueError(
+                f"{self.path} has no key: make one with `ppl-bandit keys create --role decide --file {self.path}`"
+            )
 
     def records(self) -> list[KeyRecord]:
         """Return the keys of the file, oldest first; none if there is no file.

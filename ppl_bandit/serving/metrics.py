@@ -1,7 +1,7 @@
 """Metrics for Prometheus: what is counted as it happens, and what is read from the experiments when it is asked for."""
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -38,7 +38,6 @@ class Metrics:
             buckets=_SECONDS,
         )
         self._registry.register(self)
-        self._observers: dict[tuple[str, str], Callable[[float], None]] = {}
 
     def count_decisions(self, experiment: str, arms: Iterable[Any]) -> None:
         """Count the answered decisions of a batch."""
@@ -66,10 +65,7 @@ class Metrics:
 
     def observe(self, experiment: str, kind: str, seconds: float) -> None:
         """Record how long an answer took."""
-        observer = self._observers.get((experiment, kind))
-        if observer is None:
-            observer = self._observers[experiment, kind] = self._seconds.labels(experiment, kind).observe
-        observer(seconds)
+        self._seconds.labels(experiment, kind).observe(seconds)
 
     def describe(self) -> list[Any]:
         """Return no names: they would be read from the experiments before these are open."""

@@ -81,6 +81,10 @@ _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
     (BanditError, 422, "refused"),
     (ValueError, 422, "refused"),
 )
+_HERE = {  # what a remedy of the library, which speaks of its own methods, is over HTTP
+    "already_rewarded": "; over HTTP, PUT .../decisions/{id}/reward replaces it",
+    "experiment_stopped": "; over HTTP, POST .../resume after a pause",
+}
 
 
 def or_raise(result: Any) -> Any:
@@ -96,7 +100,7 @@ def as_problem(error: BaseException) -> Problem:
         return error
     for kind, status, code in _REFUSALS:
         if isinstance(error, kind):
-            return Problem(status, code, str(error))
+            return Problem(status, code, str(error) + _HERE.get(code, ""))
     if isinstance(error, JournalTimeout):
         logger.error("the journal did not answer in time: %s", error)
         return Problem(504, "journal_timeout", "it may be recorded: repeat the request with the same request_id", 1)

@@ -56,7 +56,7 @@ def test_a_decision_and_its_reward_are_recorded(service):
         {"recorded": False},
     ]
     status, _, problem = service.call("POST", REWARD, {**body, "reward": 0}, "decide")
-    assert (status, problem["code"]) == (409, "already_rewarded")
+    assert (status, problem["code"]) == (409, "already_rewarded") and "PUT" in problem["detail"]
     path = f"{DECIDE}/{made['id']}"
     assert service.call("PUT", f"{path}/reward", {"reward": 0}, "decide")[0] == 200
     assert service.call("DELETE", f"{DECIDE}/{decide(service)['id']}", None, "decide")[0] == 204
@@ -174,6 +174,11 @@ def test_what_is_read_agrees_with_the_library(service):
     text = service.call("GET", "/metrics", None, "read")[2]
     assert 'ppl_bandit_decisions_total{arm="control",experiment="banner"}' in text
     assert "ppl_bandit_request_seconds_bucket" in text and 'ppl_bandit_ready{experiment="banner"} 1.0' in text
+
+
+def test_a_load_balancer_may_ask_without_a_body(service):
+    for path in ("/healthz", "/readyz"):
+        assert service.call("HEAD", path)[0] == service.call("GET", path)[0] == 200
 
 
 def test_metrics_are_named_by_the_conventions_of_prometheus(service):
