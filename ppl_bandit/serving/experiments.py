@@ -113,7 +113,10 @@ class ServedExperiment:
     def watch(self, stopping: threading.Event) -> None:
         """Check until the end whether the journal can be written: a thread of its own, since a journal may answer late."""
         while not stopping.wait(_SECONDS_BETWEEN_CHECKS):
-            self.check_journal()
+            try:
+                self.check_journal()
+            except Exception as error:
+                logger.error("%s: checking the journal failed: %s", self.name, as_problem(error).code)
 
     def check_journal(self) -> None:
         """Try whether the journal can be written now."""

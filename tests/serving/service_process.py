@@ -115,7 +115,8 @@ class Service:
         finally:
             connection.close()
         kind = answer.getheader("Content-Type", "")
-        return answer.status, answer.headers, json.loads(text) if "json" in kind and "nd" not in kind else text.decode()
+        is_json = text and "json" in kind and "nd" not in kind
+        return answer.status, answer.headers, json.loads(text) if is_json else text.decode()
 
     @property
     def url(self):
