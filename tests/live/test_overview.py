@@ -16,6 +16,7 @@ from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.comparison.output.figure_layout import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
+from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note
 from ppl_bandit.live.show.rendering import arms_text
 from ppl_bandit.live.show.report import make_report
@@ -110,7 +111,9 @@ def test_a_contextual_overview_tells_what_choosing_by_context_is_worth():
     assert found.by_context.gain_interval == pytest.approx(ends, abs=4 * error * 2.7 / np.sqrt(M))
     prob = stats.norm.cdf(0.6 / np.hypot(0.1, 0.2))
     assert found.by_context.single_best_prob[0] == pytest.approx(prob, abs=4 * 0.05 / np.sqrt(M))
-    report = make_report(found, {}, played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest="")
+    report = make_report(
+        found, LossesAfter({}, np.nan), played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest=""
+    )
     lines = str(report).splitlines()
     assert lines[0].startswith("a is the best single arm after 1 reward") and "averaged over 5 contexts" in lines[0]
     assert lines[1].startswith("It is the best single one of 2 arms with probability")
@@ -119,7 +122,9 @@ def test_a_contextual_overview_tells_what_choosing_by_context_is_worth():
     )
     assert report.lead_shares == {"a": 0.6, "b": 0.4} and report.to_dict()["gain"] == report.gain
     same = arm_overview(model, ["a", "b"], np.zeros(1, int), {"slope": slope}, np.array([1.0, 2.0]))
-    again = make_report(same, {}, played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest="")
+    again = make_report(
+        same, LossesAfter({}, np.nan), played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest=""
+    )
     assert again.gain == 0.0 and "It leads in each of the 2 contexts" in str(again)
 
 
