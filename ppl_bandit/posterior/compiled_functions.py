@@ -88,6 +88,7 @@ class CompiledFunctions(NamedTuple):
             function.wait()
 
 
+@functools.lru_cache(maxsize=8)  # compiled functions take about 30 MB
 def compiled_functions(
     model: RewardModel,
     row_model: RewardModel,
@@ -101,6 +102,8 @@ def compiled_functions(
 
     Args:
         row_model: of the rows that the engine takes; see `partial_rows.learning_model`.
+        engine: without explanation and settings: neither changes a result, so bandits whose factory returns the same engine
+            share functions.
         draws: as in `engines.decide`.
         is_exported: whether the first functions are exported for other processes.
     """

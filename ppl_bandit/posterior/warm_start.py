@@ -128,7 +128,8 @@ def _build_engine(task: Task, factory: Callable[[RewardModel], Engine]) -> Engin
 
 
 def _compiled(task: Task, engine: Engine, is_exported: bool) -> CompiledFunctions:
-    given = task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws
+    pure = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
+    given = task.model, learning_model(task), pure, task.selector, task.num_samples, task.draws
     return compiled_functions(*given, is_exported)
 
 

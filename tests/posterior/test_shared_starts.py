@@ -8,6 +8,7 @@ import jax
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_bandit
 
 from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.posterior.task import Task
@@ -136,3 +137,12 @@ def test_the_starts_that_were_not_used_for_longest_are_dropped(monkeypatch):
     found(MAX_STARTS + 1)
     assert found(1) is first[0] and found(2) is not first[1]  # the first was used after it
     _kept.cache_clear()
+
+
+def test_bandits_whose_factory_returns_the_same_engine_share_compiled_functions(count_compilations):
+    first = bernoulli_bandit(2)
+    first.update(first.select(), 1.0)
+    with count_compilations() as compiled:
+        second = bernoulli_bandit(2)
+        second.update(second.select(), 1.0)
+    assert not {"jit(init)", "jit(select)", "jit(update)"} & set(compiled)
