@@ -13,10 +13,8 @@ from ppl_bandit.journal.events import DECIDED, Event
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.journal.projection import Projection
-from ppl_bandit.journal.stores.appending import AppendRequest
-from ppl_bandit.journal.stores.deadline import call_within, held
-from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
+from ppl_bandit.journal.stores.appending import AppendRequest, Beside
+from ppl_bandit.journal.stores.calls import GroupedCalls, call_within
 from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -24,7 +22,6 @@ from ppl_bandit.journal.stores.staged import find_staged, keys_lock, stage
 from ppl_bandit.journal.stores.store import JournalError, Key, KeyTaken, SharedLock
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
-from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
@@ -113,7 +110,7 @@ class Decider:
         self._experiment, self._store, self._backend = self._bandit.follow(limit), store, backend
         self._num_decisions, self._counting = 0, threading.Lock()
         self._reason, self._closed = "", threading.Event()
-        with self._experiment.call():
+        with call_within(self._store.timeout):
             self._experiment.refresh()
         self._thread = threading.Thread(target=self._follow, name="ppl_bandit decider", daemon=True)
         self._thread.start()
@@ -199,7 +196,7 @@ class Decider:
             try:
                 with self._backend.listen(channel_of(self._experiment.name)) as wait:
                     while not self._closed.is_set():
-                        with self._experiment.call():
+                        with call_within(self._store.timeout):
                             self._experiment.refresh()
                         self._reason, until = "", time.monotonic() + self._poll
                         while not self._closed.is_set() and time.monotonic() < until:
@@ -230,8 +227,8 @@ class _SnapshotBandit(Bandit):
         )
         return followed
 
-    def _catch_up(self, *, wait: bool = True) -> Projection:
-        return ReadableBandit._catch_up(self, wait=wait)  # the bandit that learns settles overdue decisions
+    def _expire_overdue(self) -> int:
+        return 0  # the bandit that learns settles overdue decisions
 
 
 class _StagingStore(SqlStore):
@@ -239,24 +236,30 @@ class _StagingStore(SqlStore):
 
     def __init__(self, backend: PostgresBackend):
         super().__init__(backend)
-        self._stage = GroupedCalls[AppendRequest](lambda: held(self._writing), self._stage_all)
+        self._stage = GroupedCalls[AppendRequest](self._writing, self._stage_all)
 
     def append(
-        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+        self,
+        experiment: str,
+        events: Sequence[Event],
+        after: int | None = None,
+        keys: Sequence[Key] = (),
+        beside: Beside | None = None,
     ) -> list[Event]:
         """Record decisions, all or none; they are durable when this returns. Threads share a transaction."""
         if any(event.kind != DECIDED for event in events):
-            return super().append(experiment, events, after, keys)
+            return super().append(experiment, events, after, keys, beside)
         with call_within(self.timeout):
             return self._stage(AppendRequest(experiment, events, None, keys))
 
-    def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
+    def find(self, experiment: str, decisions: Sequence[str], *, is_sealed: bool = False) -> dict[str, list[Event]]:
         """Return all events of some decisions, in order, those of staged ones too; unknown decisions are left out."""
-        found = self._find(experiment, decisions)
+        found = super().find(experiment, decisions, is_sealed=True)
         missing = [decision for decision in decisions if decision not in found]
         if missing:
             found |= self._run(lambda execute, is_again: find_staged(execute, experiment, missing))
-            found |= self._find(experiment, [one for one in missing if one not in found])  # sealed meanwhile
+            sealed_meanwhile = [one for one in missing if one not in found]
+            found |= super().find(experiment, sealed_meanwhile, is_sealed=True)
         return found
 
     def _stage_all(self, requests: Sequence[AppendRequest]) -> None:

@@ -8,7 +8,7 @@ decision records both, and replay makes the posterior again from the events up t
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.identity import identity_differences
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.projection import Projection, initial_projection
-from ppl_bandit.journal.stores.deadline import held
+from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 
@@ -47,7 +47,8 @@ def publish(experiment: Experiment, published: Projection | None = None) -> Proj
     Returns:
         The projection that is published now.
     """
-    with experiment.call(), experiment.learning_turn():  # an event between would make a call that learns begin anew
+    # An event between would make a call that learns begin anew.
+    with call_within(experiment.store.timeout), experiment.fold_lock, experiment.turn():
         projection = experiment.catch_up()
         if published is not None and not is_changed(projection, published, experiment.burn_in):
             return published
@@ -67,6 +68,8 @@ class SnapshotExperiment(Experiment):
         next_number: of its first decision.
         max_staleness: seconds that the posterior may be old; older ones are refused, unless it is None.
     """
+
+    _follows_stream = False
 
     def __init__(
         self,
@@ -137,17 +140,19 @@ class SnapshotExperiment(Experiment):
                 self.initial = initial_projection(*self._rebuild(header.names))
                 checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
         self._newest, self._known_at = newest, asked - age
-        with held(self.fold_lock):
+        with self.fold_lock:
             if checkpoint is None or checkpoint.position <= self.projection.position:
                 return False
             fields = checkpoint.fields | {"position": checkpoint.position, "digest": checkpoint.digest}
             self.restore(self.initial._replace(**fields), max(self.num_decisions, checkpoint.next_number))
         return True
 
-    def _fold_own(self, decisions: Sequence[Event]) -> None:
-        """Count own decisions, for the burn-in."""
-        with held(self.fold_lock):
+    def decide(self, *arguments: Any, **options: Any) -> list[Event]:
+        """Make decisions and record them; own ones count for the burn-in."""
+        decisions = super().decide(*arguments, **options)
+        with self.fold_lock:
             num_played = self.projection.num_played.copy()
             for event in decisions:
                 num_played[event.arm] += 1
             self.projection = self.projection._replace(num_played=num_played)
+        return decisions

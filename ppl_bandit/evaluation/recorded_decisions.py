@@ -9,8 +9,7 @@ import numpy as np
 from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.journal.decision_events import REWARDED_STATUS, fold_decision
-from ppl_bandit.journal.events import IMPORTED, Event
+from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, DecisionRecord, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
@@ -27,8 +26,8 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     """
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    events = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
-    found = _from_events(*events, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
+    recorded = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
+    found = _from_events(*recorded, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
     return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
 
 
@@ -42,9 +41,9 @@ def decisions_from_journal(
     """
     header = read_header(journal.store, name)
     journal.store.check(name)
-    events = journal.store.decisions(name), journal.store.imported(name)
+    recorded = journal.store.decisions(name), journal.store.imported(name)
     outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
-    found = _from_events(*events, header.names, outcomes, outcome, model, late)
+    found = _from_events(*recorded, header.names, outcomes, outcome, model, late)
     others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
     num_others = sum(len(event.body["arms"]) for event in others)
     return found._replace(num_without_propensity=found.num_without_propensity + num_others)
@@ -78,7 +77,7 @@ def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]
 
 
 def _from_events(
-    decisions: Sequence[Sequence[Event]],
+    records: Sequence[DecisionRecord],
     imported: Sequence[Event],
     names: Sequence[Any],
     outcomes: Sequence[str],
@@ -94,7 +93,7 @@ def _from_events(
     that was added later has propensity 0 before.
 
     Args:
-        decisions: the events of every decision.
+        records: every decision and what became of it.
         imported: those of imported plays whose propensity was given.
         names: the arms now.
         outcome: the outcome to evaluate; None takes the only one.
@@ -106,7 +105,6 @@ def _from_events(
     chosen = outcomes[0] if outcome is None else outcome
     if chosen not in outcomes:
         raise ValueError(f"outcome is {chosen!r}, expected one of {list(outcomes)}")
-    records = sorted(map(fold_decision, decisions), key=lambda record: record.decided.position)
     plays = [
         _Play(
             record.decided.position,

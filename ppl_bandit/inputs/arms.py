@@ -41,7 +41,8 @@ class Arms:
         return len(self.names)
 
     @functools.cached_property
-    def _all_allowed(self) -> np.ndarray:
+    def all_allowed(self) -> np.ndarray:
+        """The mask that allows all arms."""
         mask = np.ones(len(self), bool)
         mask.flags.writeable = False
         return mask
@@ -81,7 +82,7 @@ class Arms:
     def mask(self, allowed: Any) -> np.ndarray:
         """Return a boolean mask (A,) from None (all arms), a mask, or a list of arms."""
         if allowed is None:
-            return self._all_allowed
+            return self.all_allowed
         if isinstance(allowed, str | bytes | Mapping) or not hasattr(allowed, "__len__"):
             raise ValueError(f"allowed must be a list of arms or a mask of booleans, got {allowed!r}")
         try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.journal.decision_events import PENDING_STATUS, REWARDED_STATUS, DecisionRecord, fold_decision
 from ppl_bandit.journal.events import (
     ARMS,
     CHANGED,
@@ -16,9 +15,13 @@ from ppl_bandit.journal.events import (
     DISCARDED,
     IMPORTED,
     LOOKED,
+    PENDING_STATUS,
     REWARDED,
+    REWARDED_STATUS,
+    DecisionRecord,
     Event,
-    group_by_decision,
+    fold_decision,
+    fold_decisions,
 )
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -125,7 +128,7 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     """Return the settings of an experiment and its counts for each arm, as JSON values."""
     header = read_header(store, name)
     events = store.read(name, whole=True)
-    records = _records(name, events)
+    records = fold_decisions(name, events)
     outcome = header.identity["outcomes"][0]
     rewards: list[list[float]] = [[] for _ in header.names]
     for event in events:
@@ -213,9 +216,8 @@ def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: 
     """
     while True:
         page = store.decisions(name, after, _PAGE)
-        for events in page:
-            with ReadingEvent(name, events[0].position):
-                record = fold_decision(events)
+        for record in page:
+            with ReadingEvent(name, record.decided.position):
                 leaves = record.context or []
                 numbers = [value for leaf in leaves for value in np.ravel(np.asarray(leaf)).tolist()]
                 yield {
@@ -234,7 +236,7 @@ def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: 
                 }
         if len(page) < _PAGE:
             return
-        after = page[-1][0].position
+        after = page[-1].decided.position
 
 
 def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
@@ -250,7 +252,7 @@ def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
         row = dict(zip(_COLUMNS, values, strict=True)) | {name: rewards.get(name, np.nan) for name in outcomes}
         rows.append((position, row | _context_values(header, context)))
 
-    for record in _records(name, events):
+    for record in fold_decisions(name, events):
         decided = record.decided
         settled = "" if record.settled is None else utc_time(record.settled)
         with ReadingEvent(name, decided.position):
@@ -295,14 +297,6 @@ def _seconds_since_unknown(made: Sequence[Event], learnt: Sequence[Event]) -> li
 def utc_time(time: float) -> str:
     """Return a time in seconds since 1970 as text."""
     return datetime.datetime.fromtimestamp(time, datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _records(name: str, events: Sequence[Event]) -> list[DecisionRecord]:
-    records = []
-    for own in group_by_decision(events):
-        with ReadingEvent(name, own[-1].position):
-            records.append(fold_decision(own))
-    return records
 
 
 def _context_values(header: ExperimentHeader, leaves: Sequence[Any] | None) -> dict[str, Any]:

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.journal.events import CHECKPOINT, Event, decode, new_event
+from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
+from ppl_bandit.journal.stores.tables import decode
 from ppl_bandit.posterior.learning import Learner, draw, start
 from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive

@@ -1,17 +1,14 @@
-"""The events of an experiment, and the chain of digests over its stream.
+"""The events of an experiment, and what became of a decision, folded from its events.
 
-A stream is append-only. Positions count from 1 without a gap. The digest of an event covers the event and the digest before it,
-so that an edited, removed or inserted event is detected.
+A stream of events is append-only; positions count from 1 without a gap.
 """
 
-import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import orjson
+from ppl_bandit.journal.stores.store import ReadingEvent
 
 __all__ = [
     "ARMS",
@@ -20,16 +17,19 @@ __all__ = [
     "CORRECTED",
     "DECIDED",
     "DISCARDED",
+    "DISCARDED_STATUS",
+    "ERASED",
     "FORGOTTEN",
     "IMPORTED",
     "LOOKED",
     "OPENED",
+    "PENDING_STATUS",
     "REWARDED",
+    "REWARDED_STATUS",
+    "DecisionRecord",
     "Event",
-    "decode",
-    "digest_of",
-    "encode",
-    "group_by_decision",
+    "fold_decision",
+    "fold_decisions",
     "new_event",
     "new_id",
     "new_ids",
@@ -46,6 +46,9 @@ IMPORTED = "imported"  # rewards of plays that another system decided
 CORRECTED = "corrected"  # a reward that replaces an earlier one, or that of a discarded decision
 FORGOTTEN = "forgotten"  # the personal parts of a unit were blanked; its rows with contexts left the history
 DISCARDED = "discarded"  # no reward will be learnt; if `of` is set, the row learnt at that position is removed
+
+ERASED = "erased"  # key of the body of an event whose personal part was erased
+PENDING_STATUS, REWARDED_STATUS, DISCARDED_STATUS = "pending", "rewarded", "discarded"
 
 
 class Event(NamedTuple):
@@ -107,41 +110,104 @@ def new_event(
     return Event(0, kind, decision, batch, number, "", arm, settles, time.time(), body)
 
 
-def encode(body: dict[str, Any]) -> str:
-    """Write a body as JSON; floats are restored to the last bit by `decode`."""
-    text = orjson.dumps(body, default=_as_list, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    if b"null" in text:  # orjson writes a number that is not finite as null
-        _refuse_nan(body)
-    return text.decode()
+class DecisionRecord(NamedTuple):
+    """A decision and its outcome so far.
+
+    Attributes:
+        decided: the event of the decision.
+        status: pending, rewarded or discarded.
+        reward: {outcome: value} observed so far.
+        row: position of the event that added its row to the history; None if no row was learnt.
+        settled: time of the last event that settled it; None while its reward is pending.
+        num_corrections: how often its reward was corrected.
+        context: the leaves of its context, with the late entries that are known; None for a program without context.
+        late: the late entries that are known.
+        counted: the outcomes that its row has.
+        irrelevant: outcomes that the program masks given the others; their value is 0 and was not reported.
+        arm: that was shown, whose reward is learnt.
+        shown: the probability with which another system showed it, None if that is not known; empty if none did.
+        is_expired: whether it was settled because its reward had been pending for too long.
+        is_erased: whether its unit was erased.
+        is_late: whether a reward came after it had expired.
+    """
+
+    decided: Event
+    status: str
+    reward: dict[str, float]
+    row: int | None
+    settled: float | None
+    num_corrections: int
+    context: Any
+    late: frozenset[str] = frozenset()
+    irrelevant: frozenset[str] = frozenset()
+    counted: frozenset[str] = frozenset()
+    arm: int = 0
+    shown: tuple[float | None, ...] = ()
+    is_expired: bool = False
+    is_erased: bool = False
+    is_late: bool = False
+
+    @property
+    def reported(self) -> dict[str, float]:
+        """The outcomes that were reported."""
+        return {name: value for name, value in self.reward.items() if name not in self.irrelevant}
+
+    @property
+    def propensity(self) -> float | None:
+        """The probability with which its arm was played; None if another system showed it with an unknown one."""
+        if self.shown:
+            return self.shown[0]
+        body = self.decided.body  # files of earlier releases keep this number alone once the decision is settled
+        return body["propensity"] if "propensity" in body else body["propensities"][self.decided.arm]
 
 
-def decode(text: str) -> dict[str, Any]:
-    """Read a body written by `encode`."""
-    return orjson.loads(text)
+def fold_decision(events: Sequence[Event]) -> DecisionRecord:
+    """Fold the events of one decision; the decision is the first."""
+    status, context, num_corrections = PENDING_STATUS, events[0].body.get("context"), 0
+    reward: dict[str, float] = {}
+    row: int | None = None
+    settled: float | None = None
+    late: frozenset[str] = frozenset()
+    irrelevant = counted = late
+    arm, is_expired, is_late = int(events[0].arm or 0), False, False
+    shown: tuple[float | None, ...] = ()
+    for event in events[1:]:
+        if event.kind == DISCARDED:
+            status, settled, is_expired = DISCARDED_STATUS, event.time, event.body.get("reason") == "expired"
+            row = (
+                row if event.body.get("of") is None else None
+            )  # outcomes that were learnt stay, unless they are removed
+            continue
+        context, late = event.body.get("context", context), late.union(event.body.get("late", ()))
+        irrelevant, is_late = frozenset(event.body.get("irrelevant", ())), is_late or "is_late" in event.body
+        if "shown" in event.body:
+            arm, shown = int(event.arm or 0), (event.body["shown"],)
+        if event.kind == REWARDED:
+            reward = reward | event.body["reward"]
+        elif event.kind == CORRECTED:
+            reward, num_corrections = event.body["reward"], num_corrections + 1
+        if event.settles or "counted" in event.body:
+            replaced = event.body.get("of")
+            row = event.position if replaced is None else replaced
+            counted = counted.union(event.body.get("counted", reward))
+        if event.settles:
+            status, settled, is_expired = REWARDED_STATUS, event.time, "expired" in event.body
+    known = (events[0], status, reward, row, settled, num_corrections, context, late, irrelevant, counted)
+    return DecisionRecord(*known, arm, shown, is_expired, ERASED in events[0].body, is_late)
 
 
-def _as_list(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+def fold_decisions(experiment: str, events: Iterable[Event]) -> list[DecisionRecord]:
+    """Return what became of each decision that has events among these, in the order of the decisions.
 
-
-def _refuse_nan(value: Any) -> None:
-    if isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            _refuse_nan(item)
-    elif isinstance(value, float | np.ndarray | np.floating) and not np.all(np.isfinite(value)):
-        raise ValueError(f"{value} is not finite: an event cannot hold it")
-
-
-def digest_of(before: str, experiment: str, event: Event, body: str) -> str:
-    """Return the digest of an event at its position, given the digest before it."""
-    fields = [before, experiment, *event[:8], repr(float(event.time)), body]
-    return hashlib.sha256("\x1f".join(map(str, fields)).encode()).hexdigest()
-
-
-def group_by_decision(events: Iterable[Event]) -> list[list[Event]]:
-    """Return the events of each decision, in the order of the decisions."""
+    Raises:
+        DamagedEvent: if an event cannot be read.
+    """
     grouped: dict[str, list[Event]] = {}
     for event in events:
         if event.decision is not None:
             grouped.setdefault(event.decision, []).append(event)
-    return list(grouped.values())
+    records = []
+    for own in grouped.values():
+        with ReadingEvent(experiment, own[-1].position):
+            records.append(fold_decision(own))
+    return records

@@ -9,12 +9,12 @@ that every process folds the same events in the same order into the same posteri
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ppl_bandit.journal.decision_events import PENDING_STATUS, choose_arms, decision_events, fold_decision
+from ppl_bandit.journal.decision_events import choose_arms, decision_events
 from ppl_bandit.journal.events import (
     ARMS,
     CHANGED,
@@ -24,26 +24,23 @@ from ppl_bandit.journal.events import (
     FORGOTTEN,
     LOOKED,
     OPENED,
+    PENDING_STATUS,
     Event,
+    fold_decision,
     new_event,
     new_id,
 )
-from ppl_bandit.journal.outcome_events import LearnRequest, Report, learn_requests
+from ppl_bandit.journal.outcome_events import LearnRequest, learn_requests
 from ppl_bandit.journal.projection import (
     Projection,
-    edited_history,
-    extend_history,
     forgotten,
-    is_learnt_in_part,
     learn_events,
     learning_in_part,
     refit,
-    reward_changes,
-    with_late_rewards,
+    with_changes,
 )
-from ppl_bandit.journal.repeats import Known, Repeat
-from ppl_bandit.journal.stores.deadline import call_within, held
-from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
+from ppl_bandit.journal.repeats import Known
+from ppl_bandit.journal.stores.calls import GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
 from ppl_bandit.journal.stores.store import Conflict, JournalError, JournalTimeout, Key, KeyTaken, ReadingEvent
 from ppl_bandit.posterior.history import History
@@ -67,6 +64,8 @@ class Experiment:
         stream: random number stream of this opening.
     """
 
+    _follows_stream = True
+
     def __init__(
         self,
         store: SqlStore,
@@ -80,9 +79,9 @@ class Experiment:
         self.store, self.name, self.burn_in = store, name, burn_in
         self.projection = self.initial = projection
         self.identity = identity
-        self.fold_lock = threading.RLock()  # a thread that replaces `projection` holds it
-        self._learn = GroupedCalls[LearnRequest](self.learning_turn, self._learn_all)
-        self._learning = threading.RLock()
+        self.fold_lock = timed_lock(store.timeout)  # a thread that learns, or replaces `projection`, holds it
+        # What is reported -> the recorded events, the engine's diagnostics (None if nothing was learnt), and warnings.
+        self.learn = GroupedCalls[LearnRequest](self.fold_lock, self._learn_all)
         self.settled_until = 0  # no decision up to this position is overdue
         self.checkpoint_position = 0  # of the last checkpoint that this process has read or written
         self._has_rivals = False  # whether another process was seen to learn at the same time
@@ -101,10 +100,6 @@ class Experiment:
         """The number of the next decision."""
         return self._next_number
 
-    def call(self) -> contextlib.AbstractContextManager:
-        """Return the context of a whole call, which takes at most the store's `timeout`."""
-        return call_within(self.store.timeout)
-
     def catch_up(self, *, wait: bool = True) -> Projection:
         """Fold the events recorded since the last call, and return the projection.
 
@@ -113,7 +108,8 @@ class Experiment:
         """
         if self.fold_lock.acquire(blocking=wait):
             try:
-                self._fold_new_events()
+                if self.store.read(self.name, self.projection.position, limit=1):
+                    self._fold_new_events()
             finally:
                 self.fold_lock.release()
         return self.projection
@@ -123,64 +119,71 @@ class Experiment:
         projection: Projection,
         allowed: np.ndarray,
         contexts: Any,
-        num_rows: int | None,
+        num: int | None,
         knowns: Sequence[Known] = (),
         units: Sequence[str | None] = (),
+        *,
+        is_slate: bool = False,
     ) -> list[Event]:
         """Make decisions and record them.
 
         Args:
-            contexts: one context; if `num_rows` is given, contexts with a leading axis.
-            num_rows: number of decisions in the batch; None for a single decision.
-            knowns: what is known of each decision's request and unit, if they are given; None of it has events.
+            contexts: one context; in a batch, contexts with a leading axis.
+            num: number of decisions in the batch, or of places; None for a single decision.
+            knowns: what is known of each decision's request and unit, or of the slate's; none of it has events.
             units: of the decisions.
+            is_slate: whether to choose distinct arms one after another, one for each place.
 
         Raises:
             KeyTaken: if another call has recorded a decision for the same request or unit.
         """
-        is_batch = num_rows is not None
-        replaces = [known.replaces for known in knowns]
+        if projection.is_paused:
+            raise ExperimentStopped(
+                "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
+            )
+        with self._numbering:
+            first = self._next_number
+            self._next_number = last = first + (num or 1)
+        try:
+            numbers, is_batch = range(first, last), num is not None
+            if is_slate:
+                events = self._slate(projection, numbers, contexts, allowed)
+            else:
+                mask = self._playable(projection, allowed)
+                options: Any = {"units": units, "replaces": [known.replaces for known in knowns]} if knowns else {}
+                events = decision_events(projection, self.stream, numbers, contexts, mask, is_batch=is_batch, **options)
+            recorded = self.store.append(self.name, events, keys=_keys(knowns, events, is_slate) if knowns else ())
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, JournalTimeout):  # surely nothing was recorded
+                with self._numbering:
+                    if self._next_number == last:  # no other thread has taken a later number: these are used again
+                        self._next_number = first
+            raise
+        # Own decisions are not read back, unless events of others come first or another thread folds.
+        if self._follows_stream and self.fold_lock.acquire(blocking=False):
+            try:
+                if recorded[0].position == self.projection.position + 1:
+                    num_played = self.projection.num_played.copy()
+                    for event in recorded:
+                        num_played[event.arm] += 1
+                    self.projection = self.projection._replace(num_played=num_played, position=recorded[-1].position)
+            finally:
+                self.fold_lock.release()
+        return recorded
 
-        def make(numbers: range) -> list[Event]:
-            mask = self._playable(projection, allowed)
-            chosen = choose_arms(projection, self.stream, numbers, contexts, mask, is_batch=is_batch)
-            options: Any = {"is_batch": is_batch, "units": units, "replaces": replaces}
-            return decision_events(projection, chosen, numbers[0], self.stream, mask, contexts, **options)
-
-        def keys(events: Sequence[Event]) -> list[Key]:
-            pairs = zip(knowns, events, strict=False)
-            return [
-                key if key.value else key._replace(value=str(event.decision))  # a known one binds another request
-                for known, event in pairs
-                for key in known.keys
-            ]
-
-        return self._record(projection, num_rows or 1, make, keys)
-
-    def decide_slate(
-        self, projection: Projection, allowed: np.ndarray, context: Any, size: int, known: Known | None = None
-    ) -> list[Event]:
-        """Choose distinct arms one after another, and record one decision for each place.
+    def _slate(self, projection: Projection, numbers: range, context: Any, allowed: np.ndarray) -> list[Event]:
+        """Return one decision for each place of a slate.
 
         Every place has its own number, and so its own posterior draws and random choice; the arms chosen before are not
         allowed. So the probability of the slate is the product of the propensities of its places.
         """
-
-        def make(numbers: range) -> list[Event]:
-            remaining, events = allowed.copy(), list[Event]()
-            for number in numbers:
-                mask = self._playable(projection, remaining)
-                chosen = choose_arms(projection, self.stream, [number], context, mask, is_batch=False)
-                events += decision_events(projection, chosen, number, self.stream, mask, context, is_batch=False)
-                remaining[chosen[0].arm] = False
-            slate = events[0].batch
-            return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
-
-        def keys(events: Sequence[Event]) -> list[Key]:
-            value = ",".join(str(event.decision) for event in events)
-            return [] if known is None else [key._replace(value=value) for key in known.keys]
-
-        return self._record(projection, size, make, keys)
+        remaining, events = allowed.copy(), list[Event]()
+        for place, number in enumerate(numbers):
+            mask = self._playable(projection, remaining)
+            (event,) = decision_events(projection, self.stream, [number], context, mask, is_batch=False)
+            events.append(event._replace(batch=(events or [event])[0].batch, body=event.body | {"place": place}))
+            remaining[event.arm] = False
+        return events
 
     def next_propensities(
         self, projection: Projection, allowed: np.ndarray, context: Any, chosen: Sequence[int] = ()
@@ -196,95 +199,54 @@ class Experiment:
         mask = self._playable(projection, remaining)
         return np.asarray(choose_arms(projection, self.stream, [number], context, mask, is_batch=False)[0].propensities)
 
-    def _record(
-        self,
-        projection: Projection,
-        num: int,
-        make: Callable[[range], list[Event]],
-        keys: Callable[[Sequence[Event]], list[Key]],
-    ) -> list[Event]:
-        """Record decisions with the next numbers.
-
-        Args:
-            make: numbers -> the events.
-            keys: returns the keys to record with them.
-        """
-        with call_within(self.store.timeout):
-            if projection.is_paused:
-                raise ExperimentStopped(
-                    "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
-                )
-            with self._numbering:
-                first, last = self._next_number, self._next_number + num
-                self._next_number = last
-            events = None
-            try:
-                events = make(range(first, last))
-                recorded = self.store.append(self.name, events, keys=keys(events))
-            except BaseException as error:
-                is_refused = isinstance(error, KeyTaken | JournalError) and not isinstance(error, JournalTimeout)
-                with self._numbering:
-                    # If surely nothing was recorded, and no other thread took a later number, this one is used again.
-                    if self._next_number == last and (events is None or is_refused):
-                        self._next_number = first
-                raise
-            self._fold_own(recorded)
-            return recorded
-
-    def learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any, list[str]]:
-        """Learn from what is reported, and record it.
-
-        Args:
-            report: what is reported; it may be refused, or be known.
-            repeat: the id of the request and the arguments, if it may be repeated; then nothing is learnt again.
-
-        Returns:
-            The recorded events, the engine's diagnostics (None if nothing was learnt), and warnings for the user.
-        """
-        with call_within(self.store.timeout):
-            return self._learn(LearnRequest(report, repeat))
-
-    def learning_turn(self) -> contextlib.AbstractContextManager:
-        """Return the context in which this process learns; with rivals, it waits until none of them learns."""
-        return self._rivals_turn() if self._has_rivals else held(self._learning)
-
-    @contextlib.contextmanager
-    def _rivals_turn(self) -> Iterator[None]:
-        with held(self._learning), self.store.turn(self.name):
-            yield
+    def turn(self) -> contextlib.AbstractContextManager:
+        """Return the context in which no rival learns, if there are any; the caller holds `fold_lock`."""
+        return self.store.turn(self.name) if self._has_rivals else contextlib.nullcontext()
 
     def _learn_all(self, requests: Sequence[LearnRequest]) -> None:
-        """Learn from the events of several threads one after another, and record them in one transaction."""
-        with held(self.fold_lock):
+        """Learn from the events of several threads one after another, and record them in one transaction.
+
+        It begins from the events that this process has read. If others were recorded since, `append` refuses it, and they may
+        be why a request is refused or known. With rivals that is likely, so they are read first.
+        """
+        requests = [request for request in requests if request.result is None and request.error is None]
+        with self.turn() if self._has_rivals else contextlib.nullcontext():
             while True:
-                self._fold_new_events()
+                if self._has_rivals:
+                    self._fold_new_events()
                 projection = self.projection
-                asked = [request.repeat for request in requests if request.repeat is not None]
-                found = self.store.keys(self.name, [repeat.name for repeat in asked]) if asked else {}
-                planned = learn_requests(self.store, self.name, projection, requests, found)
+                planned = learn_requests(self.store, self.name, projection, requests)
+                if len(planned) < len(requests):
+                    self._fold_new_events()
+                    after = self.projection
+                    if after.history is not projection.history or after.task is not projection.task:
+                        for request in requests:
+                            request.result = request.error = None
+                        continue
                 if not planned:
                     return
-                events = [event for _, own, _ in planned for event in own]
+                events = planned[0][1] if len(planned) == 1 else [event for _, own, _ in planned for event in own]
                 keys = [request.repeat.key(own) for request, own, _ in planned if request.repeat is not None]
                 try:
                     recorded = self.store.append(self.name, events, after=projection.position, keys=keys)
                     break
                 except Conflict:
                     self._has_rivals = True
+                    self._fold_new_events()
                 except KeyTaken:  # another process has recorded this request
                     continue
-            if recorded[0].position > projection.position + 1:
-                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-            history, results, start = planned[0][2].projection.history, [], 0
-            for request, own, step in planned:
-                own, start = recorded[start : start + len(own)], start + len(own)
-                history = extend_history(history, step.rows, own)
-                results.append((request, (own, step.info, step.warnings)))
-            self.projection = step.projection._replace(
-                history=history, num_played=self.projection.num_played, position=recorded[-1].position
-            )
-            for request, result in results:
-                request.result = result
+        if recorded[0].position > projection.position + 1:
+            self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+        history, results, start = planned[0][2].projection.history, [], 0
+        for request, own, step in planned:
+            own, start = recorded[start : start + len(own)], start + len(own)
+            history = history.with_rows(step.rows, [event.position for event in own])
+            results.append((request, (own, step.info, step.warnings)))
+        self.projection = step.projection._replace(
+            history=history, num_played=self.projection.num_played, position=recorded[-1].position
+        )
+        for request, result in results:
+            request.result = result
 
     def learn_each(self, requests: Sequence[LearnRequest]) -> list[list[Event] | Exception]:
         """Learn from several calls, in one transaction where they do not depend on each other.
@@ -293,13 +255,12 @@ class Experiment:
             For each, the recorded events, or the error that refused it.
         """
         results: list[list[Event] | Exception] = []
-        with call_within(self.store.timeout):
-            self._learn.add(requests[1:])
-            for request in requests:
-                try:
-                    results.append(self._learn(request)[0])
-                except ValueError as error:
-                    results.append(error)
+        self.learn.add(requests[1:])
+        for request in requests:
+            try:
+                results.append(self.learn(request)[0])
+            except ValueError as error:
+                results.append(error)
         return results
 
     def erase(self, owner: str, checkpoint: Callable[[Projection], tuple[Event, bytes]]) -> int:
@@ -311,7 +272,7 @@ class Experiment:
             owner: the key of the unit.
             checkpoint: returns the announcement and the contents of a checkpoint.
         """
-        with call_within(self.store.timeout), held(self.fold_lock):
+        with call_within(self.store.timeout), self.fold_lock:
             while True:
                 self._fold_new_events()
                 projection = self.projection
@@ -415,15 +376,6 @@ class Experiment:
             else:
                 self.projection = self._folded(batch, is_learning)._replace(position=batch[-1].position)
 
-    def _fold_own(self, decisions: Sequence[Event]) -> None:
-        """Fold decisions that this process has recorded, unless events of others come first or another thread folds."""
-        if self.fold_lock.acquire(blocking=False):
-            try:
-                if decisions[0].position == self.projection.position + 1:
-                    self.fold(decisions)
-            finally:
-                self.fold_lock.release()
-
     def set_posterior(self) -> None:
         """Set the posterior at the current position: learn all rows of the history in one batch."""
         learner = refit(self.projection, self.projection.history)[0]
@@ -465,13 +417,11 @@ class Experiment:
             return projection
         if is_learning:
             step = learn_events(projection, batch)
-            return step.projection._replace(history=extend_history(step.projection.history, step.rows, batch))
-        if is_learnt_in_part(batch):
-            projection = learning_in_part(projection)
-        projection = with_late_rewards(projection, batch)
-        edits, completed, rows = reward_changes(projection.task, batch)
-        history = edited_history(projection.history, edits, completed)
-        return projection._replace(history=extend_history(history, rows, batch))
+            history = step.projection.history.with_rows(step.rows, [event.position for event in batch])
+            return step.projection._replace(history=history)
+        projection, changes = with_changes(projection, batch, is_learning=False)
+        history = changes.edit(projection.history) if changes.edits or changes.completed else projection.history
+        return projection._replace(history=history.with_rows(changes.rows, [event.position for event in batch]))
 
     def _with_arms(self, projection: Projection, event: Event) -> Projection:
         """Return the projection after an `ARMS` event."""
@@ -486,7 +436,7 @@ class Experiment:
         return projection._replace(retired=frozenset(event.body["retired"]), is_paused=is_paused, num_played=num_played)
 
     def _playable(self, projection: Projection, allowed: np.ndarray) -> np.ndarray:
-        mask, num_added = allowed, len(projection.task.arms) - allowed.size
+        mask, num_added = allowed, projection.num_played.size - allowed.size
         if num_added:  # by another process, since the mask was made: this decision does not play them
             mask = np.concatenate([allowed, np.zeros(num_added, bool)])
         if projection.retired:
@@ -520,3 +470,11 @@ def _with_look(projection: Projection, body: Mapping[str, Any]) -> Projection:
 
 def _padded(num_played: np.ndarray, num_arms: int) -> np.ndarray:
     return np.concatenate([num_played, np.zeros(num_arms - num_played.size, np.int64)])
+
+
+def _keys(knowns: Sequence[Known], events: Sequence[Event], is_slate: bool) -> list[Key]:
+    """Return the keys to record with decisions; one that has a value binds another request to a decision that is known."""
+    ids = [str(event.decision) for event in events]
+    values = [",".join(ids)] if is_slate else ids
+    pairs = ((key, value) for known, value in zip(knowns, values, strict=False) for key in known.keys)
+    return [key if key.value else key._replace(value=value) for key, value in pairs]

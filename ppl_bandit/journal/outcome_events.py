@@ -18,19 +18,24 @@ import numpy as np
 
 from ppl_bandit.inputs.late_entries import late_numbers
 from ppl_bandit.inputs.partial_rewards import impossible_outcome, irrelevant_outcomes
-from ppl_bandit.journal.decision_events import (
+from ppl_bandit.journal.events import (
+    CORRECTED,
+    DISCARDED,
     DISCARDED_STATUS,
+    IMPORTED,
     PENDING_STATUS,
+    REWARDED,
     REWARDED_STATUS,
     DecisionRecord,
+    Event,
     fold_decision,
+    new_event,
+    new_ids,
 )
-from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
-from ppl_bandit.journal.projection import LearningStep, Projection, context_from_leaves, extend_history, learn_events
+from ppl_bandit.journal.projection import LearningStep, Projection, context_from_leaves, learn_events
 from ppl_bandit.journal.repeats import Repeat
-from ppl_bandit.journal.stores.grouped_calls import Request
+from ppl_bandit.journal.stores.calls import Request
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.posterior.task import Task
@@ -66,15 +71,19 @@ class Rewards(NamedTuple):
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record; none for what is known."""
-        task, records, batch = projection.task, _records(store, name, list(self.reported)), new_id()
-        events = []
+        task, (batch,), events = projection.task, new_ids(1), list[Event]()
+        found = store.find(name, list(self.reported))
+        if len(found) < len(self.reported):
+            raise _unknown(list(self.reported), found)
         for id, reported in self.reported.items():
-            event = _reward_event(projection, records[id], reported, self.is_correction, batch)
-            if event is not None:
-                if not event.settles:
-                    context = context_from_leaves(task.model, records[id].context)
-                    _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
-                events.append(event)
+            record = fold_decision(found[id])
+            event = _reward_event(projection, record, reported, self.is_correction, batch)
+            if event is None:
+                continue
+            if not event.settles:
+                context = context_from_leaves(task.model, record.context)
+                _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
+            events.append(event)
         return events
 
 
@@ -100,7 +109,7 @@ class Discard(NamedTuple):
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record; none for decisions that were discarded before."""
-        records, batch = _records(store, name, self.decisions), new_id()
+        records, batch = _records(store, name, self.decisions), new_ids(1)[0]
         for id, record in records.items():
             if record.status == REWARDED_STATUS and not self.is_correction:
                 raise AlreadyRewarded(
@@ -122,7 +131,7 @@ class Expiry(NamedTuple):
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record."""
         reward, pending = self.reward, [str(event.decision) for event in store.pending(name, self.until)]
-        records, batch = _records(store, name, pending), new_id()
+        records, batch = _records(store, name, pending), new_ids(1)[0]
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
         events = list[Event]()
@@ -153,25 +162,20 @@ class LearnRequest(Request):
 
 
 def learn_requests(
-    store: SqlStore, name: str, projection: Projection, requests: Sequence[LearnRequest], found: Mapping[str, Key]
+    store: SqlStore, name: str, projection: Projection, requests: Sequence[LearnRequest]
 ) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
     """Learn from the events of several calls, one after another; return those to record.
 
     Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
     group, because other events are checked against those that are recorded; a request that must wait is left as it is.
-
-    Args:
-        found: the recorded keys of the requests that may be repeated.
     """
+    names = [request.repeat.name for request in requests if request.repeat is not None]
+    found, later = store.keys(name, names) if names else {}, list[str]()
     planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
     decisions: set[str | None] = {None}  # rows of no decision are learnt alone
     for request in requests:
-        if request.is_done:
-            continue
         try:
-            if request.repeat is not None and any(
-                other.repeat is not None and other.repeat.name == request.repeat.name for other, _, _ in planned
-            ):
+            if request.repeat is not None and request.repeat.name in later:
                 continue  # it is a repetition of a request in the group
             is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
             events = [] if is_repeated else request.report.events(store, name, projection)
@@ -188,10 +192,11 @@ def learn_requests(
         planned.append((request, events, step))
         if not is_grouped:
             break
+        later += [request.repeat.name] if request.repeat is not None else []
         decisions.update(event.decision for event in events)
         # The positions are not known yet: no later step of the group reads them.
         projection = step.projection
-        projection = projection._replace(history=extend_history(projection.history, step.rows, events))
+        projection = projection._replace(history=projection.history.with_rows(step.rows, [0] * len(events)))
     return planned
 
 
@@ -203,27 +208,34 @@ def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> b
 
 def _records(store: SqlStore, name: str, decisions: Sequence[str]) -> dict[str, DecisionRecord]:
     found = store.find(name, decisions)
-    for id in decisions:
-        if id not in found:
-            raise UnknownDecision(
-                f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
-                "another system decided"
-            )
+    if len(found) < len(decisions):
+        raise _unknown(decisions, found)
     return {id: fold_decision(found[id]) for id in decisions}
+
+
+def _unknown(decisions: Sequence[str], found: Mapping[str, Any]) -> UnknownDecision:
+    id = next(id for id in decisions if id not in found)
+    return UnknownDecision(
+        f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
+        "another system decided"
+    )
 
 
 def _reward_event(
     projection: Projection, record: DecisionRecord, reported: Reported, is_correction: bool, batch: str
 ) -> Event | None:
     task = projection.task
-    values, outcomes, decided, known = reported.values, task.model.outcomes, record.decided, record.reported
+    values, outcomes, decided = reported.values, task.model.outcomes, record.decided
+    known = record.reported if record.irrelevant else record.reward
     id = decided.decision
     if record.is_erased and task.model.context is not None:
         raise UnknownDecision(
             f"decision {id!r} was erased with its unit: its reward cannot be learnt without its context"
         )
     is_correction = is_correction or record.is_expired
-    context, is_context_changed = _completed_context(task, record, reported, is_correction)
+    context, is_context_changed = record.context, False
+    if task.late:
+        context, is_context_changed = _completed_context(task, record, reported, is_correction)
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
     is_same_arm = (arm, shown) == (record.arm, record.shown)
@@ -317,14 +329,12 @@ def _learnt_in_part(
 
 def _completed_context(
     task: Task, record: DecisionRecord, reported: Reported, is_correction: bool
-) -> tuple[list[Any] | None, bool]:
+) -> tuple[list[Any], bool]:
     """Return the leaves of a decision's context with its late entries, and whether this changes them.
 
     Raises:
         ValueError: for another value of an entry that is known.
     """
-    if not task.late:
-        return record.context, False
     leaves, is_changed = list(record.context), False
     numbers = late_numbers(task.model, [*reported.late, *reported.unchanged])
     for name, value in {**reported.unchanged, **reported.late}.items():

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
-from ppl_bandit.journal.stores.personal import ERASED
+from ppl_bandit.journal.events import CORRECTED, ERASED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, Rows, start
@@ -21,19 +20,16 @@ from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = [
+    "Changes",
     "LearningStep",
     "Projection",
-    "edited_history",
-    "extend_history",
     "forgotten",
-    "is_learnt_in_part",
     "learning_in_part",
     "context_from_leaves",
     "initial_projection",
     "learn_events",
     "refit",
-    "reward_changes",
-    "with_late_rewards",
+    "with_changes",
 ]
 
 _MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data
@@ -102,20 +98,17 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     Raises:
         ValueError: for a reward that the program cannot produce, or that is too large to learn from.
     """
-    if is_learnt_in_part(events) and not projection.task.is_partial:
-        projection = learning_in_part(projection)
-        projection = projection._replace(learner=refit(projection, projection.history)[0])
-    projection = with_late_rewards(projection, events)
+    projection, changes = with_changes(projection, events, is_learning=True)
     task, learner, history = projection.task, projection.learner, projection.history
-    edits, completed, rows = reward_changes(task, events)
-    pieces, edited = [piece for _, piece in rows], edited_history(history, edits, completed)
-    if edits:
+    edited = changes.edit(history) if changes.edits or changes.completed else history
+    pieces = [*(piece for _, piece in changes.completed.values()), *(piece for _, piece in changes.rows)]
+    if changes.edits:
+        pieces = pieces[len(changes.completed) :]
         after, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
-        return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
-    pieces = [*(piece for _, piece in completed.values()), *pieces]
+        return LearningStep(projection._replace(learner=after, history=edited), changes.rows, info, warnings)
     if not pieces:
-        return LearningStep(projection, rows, None, [])
-    joined = _concatenate(task, pieces)
+        return LearningStep(projection, changes.rows, None, [])
+    joined = pieces[0] if len(pieces) == 1 else _concatenate(task, pieces)
     try:
         after, info, warnings = learn(task, learner, history, joined)
     except NotCertified:
@@ -123,13 +116,7 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
         raise
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_overflow(joined)
-    return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
-
-
-def with_late_rewards(projection: Projection, events: Sequence[Event]) -> Projection:
-    """Return the projection with the rewards counted that came after their decisions had expired."""
-    num = sum("is_late" in event.body for event in events)
-    return projection._replace(num_late=projection.num_late + num) if num else projection
+    return LearningStep(projection._replace(learner=after, history=edited), changes.rows, info, warnings)
 
 
 def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) -> Projection:
@@ -142,11 +129,6 @@ def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) ->
     if rows and is_learning and projection.learner.engine.capabilities.reserve is not None:
         projection = projection._replace(learner=refit(projection, history)[0])
     return projection
-
-
-def is_learnt_in_part(events: Sequence[Event]) -> bool:
-    """Return whether an event brings some outcomes of a row only."""
-    return any("counted" in event.body for event in events)
 
 
 def learning_in_part(projection: Projection) -> Projection:
@@ -177,36 +159,53 @@ def refit(projection: Projection, history: History, more: Rows | None = None) ->
     return after, info, [] if is_same else warnings
 
 
-Completed = dict[int, tuple[RowEdit, Rows]]
+class Changes(NamedTuple):
+    """How events change the rows that were learnt.
+
+    Attributes:
+        edits: {position of the row: change, or None to remove it}.
+        completed: more outcomes of rows, {position: (change, what is learnt from it)}.
+        rows: the new rows, each with the index of its event.
+    """
+
+    edits: dict[int, RowEdit | None]
+    completed: dict[int, tuple[RowEdit, Rows]]
+    rows: list[tuple[int, Rows]]
+
+    def edit(self, history: History) -> History:
+        """Return a history with the changed rows, without the new ones."""
+        changes = {**self.edits, **{position: edit for position, (edit, _) in self.completed.items()}}
+        return history.edited(changes, len(self.completed))
 
 
-def reward_changes(
-    task: Task, events: Sequence[Event]
-) -> tuple[dict[int, RowEdit | None], Completed, list[tuple[int, Rows]]]:
-    """Return how events change the rows.
+def with_changes(projection: Projection, events: Sequence[Event], *, is_learning: bool) -> tuple[Projection, Changes]:
+    """Return how events change the rows, and the projection that can learn them.
 
-    Returns:
-        The edits {position of the row: change, or None to remove it}; more outcomes of rows {position: (change, what is learnt
-        from it)}; and the new rows by index of the event.
+    Args:
+        is_learning: whether its posterior is that of its history.
 
     Raises:
         ValueError: for an arm that the experiment does not have.
     """
-    edits: dict[int, RowEdit | None] = {}
-    completed: Completed = {}
-    rows = []
+    changes, task = Changes({}, {}, []), projection.task
     for index, event in enumerate(events):
         body, position = event.body, event.body.get("of")
+        if "is_late" in body:
+            projection = projection._replace(num_late=projection.num_late + 1)
+        if "counted" in body and not projection.task.is_partial:
+            projection = learning_in_part(projection)
+            if is_learning:
+                projection = projection._replace(learner=refit(projection, projection.history)[0])
         piece = _rows_of_event(task.model, event)
-        arms = [] if piece is None else piece.arms.tolist()
-        if min(arms, default=0) < 0 or max(arms, default=0) >= task.model.num_arms:
+        arms = [0] if piece is None else piece.arms.tolist()
+        if min(arms) < 0 or max(arms) >= task.model.num_arms:
             raise ValueError(f"its arms are not all between 0 and {task.model.num_arms - 1}")
         if position is None:
             if piece is not None:
-                rows.append((index, piece))
+                changes.rows.append((index, piece))
             continue
         if piece is None:
-            edits[position] = None
+            changes.edits[position] = None
             continue
         edit = RowEdit(
             {name: float(values[0]) for name, values in piece.rewards.items()},
@@ -214,24 +213,10 @@ def reward_changes(
             event.arm if "shown" in body else None,
         )
         if event.kind == REWARDED:
-            completed[position] = edit, piece
+            changes.completed[position] = edit, piece
         else:
-            edits[position] = edit
-    return edits, completed, rows
-
-
-def edited_history(history: History, edits: Mapping[int, RowEdit | None], completed: Completed) -> History:
-    """Return a history with changed rows."""
-    if not edits and not completed:
-        return history
-    changes = {**edits, **{position: edit for position, (edit, _) in completed.items()}}
-    return history.edited(changes, len(completed))
-
-
-def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
-    """Return a history with the rows of recorded events, each with the position of its event."""
-    parts = [(*piece[:3], np.array([recorded[index].position] * piece.arms.size)) for index, piece in rows]
-    return history.extended(*parts) if parts else history
+            changes.edits[position] = edit
+    return projection, changes
 
 
 def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
@@ -254,8 +239,8 @@ def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
         return None
     if ERASED in body and model.context is not None:
         return None
-    context = context_from_leaves(model, body.get("context"))
-    contexts = None if context is None else jax.tree.map(lambda leaf: leaf[None], context)
+    leaves = body.get("context")
+    contexts = None if leaves is None else jax.tree.map(lambda leaf: leaf[None], context_from_leaves(model, leaves))
     known = body["reward"] if event.settles else {name: body["reward"][name] for name in body["known"]}
     rewards = {name: np.array([known.get(name, np.nan)], np.float64) for name in model.outcomes}
     counted = np.array([[name in body["counted"] for name in model.outcomes]]) if "counted" in body else None

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.inputs.numbers import check_text
-from ppl_bandit.journal.decision_events import DISCARDED_STATUS, fold_decision
-from ppl_bandit.journal.events import Event, encode
+from ppl_bandit.journal.events import DISCARDED_STATUS, Event, fold_decision
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Key
+from ppl_bandit.journal.stores.tables import encode
 from ppl_bandit.types import RequestIdReused
 
 __all__ = ["Ask", "Known", "Repeat", "check_repeat", "check_unit", "find_known", "new_key", "request_key"]

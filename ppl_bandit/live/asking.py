@@ -114,15 +114,14 @@ def ask_slate(
             return known.events
         refuse(projection, size)
         try:
-            return experiment.decide_slate(projection, allowed, context, size, known)
+            return experiment.decide(projection, allowed, context, size, [known], is_slate=True)
         except KeyTaken:
             projection = experiment.catch_up()
 
 
-def repeat_of(request_id: Any, arguments: Any) -> Repeat | None:
-    """Return the request of a call of `update`; None without an id."""
-    request = check_unit(request_id, "request_id")
-    return None if request is None else Repeat(request, plain(arguments))
+def repeat_of(request_id: Any, arguments: Any) -> Repeat:
+    """Return the request of a call of `update`."""
+    return Repeat(str(check_unit(request_id, "request_id")), plain(arguments))
 
 
 def plain(value: Any) -> Any:

@@ -33,13 +33,14 @@ from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Rep
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
+from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.memory import MemoryBackend
 from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
-from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
+from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
 from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
@@ -239,33 +240,48 @@ class Bandit(ReadableBandit):
         Raises:
             RequestIdReused: if the request was made with other arguments.
         """
-        with self._experiment.call():
-            projection = self._catch_up(wait=False)
-            context = fill_late(projection.task.model, self._late, context)
-            context = check_contexts(projection.task.model, context, None, "context")
-            mask = projection.task.arms.mask(allowed)
-            if unit is None and request_id is None:
-                return self._decide(projection, context, mask, size)
-            leaves = jax.tree.map(lambda leaf: leaf[None], context)
-            asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
-            if size is not None:
-                if unit is not None:
-                    raise ValueError(
-                        "unit was given with size: a unit has one decision; give request_id to repeat a slate"
-                    )
-                size, refuse = check_size(projection, mask, size), self._refuse_stopped
-                events = ask_slate(self._experiment, projection, mask, context, size, asks[0], refuse)
-                return Slate(tuple(self._decision(projection, event) for event in events))
-            return self._decide_asked(projection, mask, context, asks, is_batch=False)[0]
+        if self._is_closed or os.getpid() != self._pid:
+            self._check_process()
+        with call_within(self._experiment.store.timeout):
+            projection = self._experiment.catch_up(wait=False)
+            if self._windows.reward is not None and self._expire_overdue():
+                projection = self._experiment.projection
+            if self._late:
+                context = fill_late(projection.task.model, self._late, context)
+            if context is not None or projection.task.model.context is not None:
+                context = check_contexts(projection.task.model, context, None, "context")
+            arms, is_slate = projection.task.arms, size is not None
+            mask = arms.all_allowed if allowed is None else arms.mask(allowed)
+            if unit is not None or request_id is not None:
+                return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
+            if self._design is not None:
+                refuse_stopped(projection, self._design)
+            num = check_size(projection, mask, size) if is_slate else None
+            events = self._experiment.decide(projection, mask, context, num, is_slate=is_slate)
+        task, learner = projection.task, projection.learner
+        made = [decision_from_event(event, context, task, learner) for event in events]
+        return Slate(tuple(made)) if is_slate else made[0]
 
-    def _decide(self, projection: Projection, context: Any, mask: np.ndarray, size: int | None) -> Decision | Slate:
-        self._refuse_stopped(projection, 1)
-        if size is not None:
-            size = check_size(projection, mask, size)
-            events = self._experiment.decide_slate(projection, mask, context, size)
-            return Slate(tuple(self._decision(projection, event) for event in events))
-        (event,) = self._experiment.decide(projection, mask, context, None)
-        return self._decision(projection, event)
+    def _select_asked(
+        self,
+        projection: Projection,
+        context: Any,
+        mask: np.ndarray,
+        allowed: Any,
+        size: int | None,
+        unit: str | None,
+        request_id: str | None,
+    ) -> Decision | Slate:
+        """Return the decision of a unit or a request, made now or before."""
+        leaves = jax.tree.map(lambda leaf: leaf[None], context)
+        asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
+        if size is None:
+            return self._decide_asked(projection, mask, context, asks, is_batch=False)[0]
+        if unit is not None:
+            raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
+        size, refuse = check_size(projection, mask, size), self._refuse_stopped
+        events = ask_slate(self._experiment, projection, mask, context, size, asks[0], refuse)
+        return Slate(tuple(self._decision(projection, event) for event in events))
 
     def _decide_asked(
         self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], *, is_batch: bool
@@ -298,7 +314,7 @@ class Bandit(ReadableBandit):
             units: the unit of each decision, or None, as in `select`. Equal ones get the same decision.
             request_ids: the id of each request, or None, as in `select`.
         """
-        with self._experiment.call():
+        with call_within(self._experiment.store.timeout):
             projection = self._catch_up(wait=False)
             contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions, self._late)
             mask = projection.task.arms.mask(allowed)
@@ -357,11 +373,13 @@ class Bandit(ReadableBandit):
         Returns:
             The engine's diagnostics of this update; None if there was nothing new to learn, or outcomes are missing.
         """
-        with self._experiment.call():
+        with call_within(self._experiment.store.timeout):
             if decision is None:
                 self._catch_up()
             given = decision, reward, arm, context, correct, shown, propensity
-            return self._learn(one_reward(self._task, *given), repeat_of(request_id, given))[1]
+            report = one_reward(self._experiment.projection.task, *given)
+            repeat = None if request_id is None else repeat_of(request_id, given)
+            return self._learn(report, repeat)[1]
 
     def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
         """Learn from many rewards at once; one that is refused leaves the others as they are.
@@ -372,7 +390,7 @@ class Bandit(ReadableBandit):
         Returns:
             For each row, whether something was recorded (False if it was known), or the error that `update` would raise.
         """
-        with self._experiment.call():
+        with call_within(self._experiment.store.timeout):
             self._catch_up()
             if not isinstance(rows, Sequence) or any(not isinstance(row, Mapping) for row in rows):
                 raise ValueError(f"rows must be a list of mappings, the arguments of `update` by name, got {rows!r}")
@@ -393,7 +411,9 @@ class Bandit(ReadableBandit):
         request_id: str | None = None,
     ) -> LearnRequest:
         given = decision, reward, arm, context, correct, shown, propensity
-        return LearnRequest(one_reward(self._task, *given), repeat_of(request_id, given))
+        return LearnRequest(
+            one_reward(self._task, *given), None if request_id is None else repeat_of(request_id, given)
+        )
 
     def update_many(
         self,
@@ -629,9 +649,13 @@ class Bandit(ReadableBandit):
 
     def _learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
         """Record what is reported and learn from it; return the events and the diagnostics. An error changes nothing."""
-        self._check_process()
-        recorded, info, notes = self._experiment.learn(report, repeat)
-        self._checkpoint(_EVENTS_PER_CHECKPOINT)
+        if self._is_closed or os.getpid() != self._pid:
+            self._check_process()
+        experiment, request = self._experiment, LearnRequest(report, repeat)
+        with call_within(experiment.store.timeout):
+            recorded, info, notes = experiment.learn(request)
+        if experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
+            self._checkpoint(_EVENTS_PER_CHECKPOINT)
         for note in notes:
             warnings.warn(note, stacklevel=3)
         return recorded, info
@@ -645,7 +669,8 @@ class Bandit(ReadableBandit):
             save_checkpoint(experiment)
 
     def _decision(self, projection: Projection, event: Event) -> Decision:
+        task, leaves = projection.task, event.body.get("context")
         if isinstance(event.body["propensities"], list):  # it was recorded before
-            return decision_from_event(event, context_from_leaves(projection.task.model, event.body.get("context")), ())
-        context = self._context_structure.unflatten(event.body.get("context") or ())
-        return decision_from_event(event, context, decision_notes(projection.task, projection.learner, context))
+            return decision_from_event(event, context_from_leaves(task.model, leaves), task)
+        context = self._context_structure.unflatten(leaves or ())
+        return decision_from_event(event, context, task, projection.learner)

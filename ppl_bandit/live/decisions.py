@@ -15,7 +15,7 @@ from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids", "decision_notes"]
+__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids"]
 
 _NUM_CHECKED_DRAWS = 200  # of the posterior, where arguments may leave their domains
 
@@ -100,8 +100,17 @@ class Slate:
         return {"arms": self.arms, "propensity": self.propensity, "decisions": decisions}
 
 
-def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> Decision:
-    """Return the decision that an event records."""
+def decision_from_event(event: Event, context: Any, task: Task, learner: Learner | None = None) -> Decision:
+    """Return the decision that an event records.
+
+    Args:
+        learner: that it was made with, for its notes; None for a decision that was recorded before.
+    """
+    notes: tuple[str, ...] = ()
+    if learner is not None and (
+        learner.doubts or learner.engine.capabilities.infinite_means is not None or _may_have_notes(task.model)
+    ):
+        notes = _decision_notes(task, learner, context)
     body, propensities = event.body, np.asarray(event.body["propensities"])
     return Decision(
         str(event.decision),
@@ -117,7 +126,7 @@ def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> D
     )
 
 
-def decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
+def _decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
     """Return the warnings about the numbers of a decision: rough expected rewards, doubted draws, infinite means."""
     notes = tuple(filter(None, (task.model.expected_reward_note, learner.doubts)))
     if task.model.may_leave_domains:
@@ -133,6 +142,11 @@ def decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...
     flags = zip(task.arms.names, has_infinite_mean(learner.state, context), strict=True)
     names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
     return (*notes, f"expected reward of {names}: {INFINITE_MEAN_TEXT}") if names else notes
+
+
+@functools.lru_cache(maxsize=8)
+def _may_have_notes(model: RewardModel) -> bool:
+    return bool(model.expected_reward_note) or model.may_leave_domains
 
 
 @functools.lru_cache(maxsize=8)

@@ -31,14 +31,14 @@ def one_reward(
     propensity: Any = None,
 ) -> Report:
     """Return what is reported by `Bandit.update`; the arguments are its arguments."""
-    correct = check_flag(correct, "correct")
+    if correct is not False:
+        correct = check_flag(correct, "correct")
     if reward is None:
         raise ValueError("reward is missing")
     if decision is not None:
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
-        reported = reported_reward(task, decision, reward, context, shown, propensity)
-        return Rewards(reported, correct)
+        return Rewards(reported_reward(task, decision, reward, context, shown, propensity), correct)
     if shown is not None or propensity is not None:
         raise ValueError(
             "shown= and propensity= need a decision: without one, give arm=, or update_many(arms=, propensity=)"
@@ -58,6 +58,9 @@ def reported_reward(
     task: Task, decision: Any, reward: Any, context: Any = None, shown: Any = None, propensity: Any = None
 ) -> dict[str, Reported]:
     """Return {decision: what is reported} of one decision or slate; the arguments are those of `Bandit.update`."""
+    if context is None and shown is None and propensity is None and isinstance(decision, Decision | str):
+        id = decision if isinstance(decision, str) else decision.id
+        return {id: Reported(reward_values(task.model, reward, is_partial=True))}
     late, unchanged = check_late_values(task.model, task.late, context, None, "context")
     index, prob = _check_shown(task, decision, shown, propensity)
     given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}

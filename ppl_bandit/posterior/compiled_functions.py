@@ -7,7 +7,7 @@ give the same decisions.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,6 @@ __all__ = [
     "UpdateResult",
     "compiled_functions",
     "example_contexts",
-    "pack_rows",
 ]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)  # purposes of random keys
@@ -62,7 +61,7 @@ class CompiledFunctions(NamedTuple):
         init: seed -> the stored prior.
         select: (seed, stored, number of the decision from 0, context, allowed) -> a `Selection` as one row.
         select_many: (seed, stored, numbers, contexts, allowed) -> one row per decision.
-        update: (seed, stored, rows from `pack_rows`, contexts) -> (stored, packed `UpdateResult`).
+        update: (seed, stored, rows as one row of numbers, contexts) -> (stored, packed `UpdateResult`).
         quick_update: the same for one row by the engine's `quick_update`, with `changed_leaves` of the state; None if the
             engine has none.
         draw: M -> the function (seed, stored, context) -> draws.
@@ -179,23 +178,13 @@ def _selection_row(selection: Selection) -> Array:
     return jnp.concatenate([jnp.ravel(field).astype(float) for field in selection])
 
 
-def pack_rows(
-    outcomes: Sequence[str], num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Return data as one float64 row for `update`.
+def _unpack_rows(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, Interaction]:
+    """Return the number of rows seen before, and the rows.
 
     Args:
-        outcomes: of the model, in its order: `jax.tree` sorts the keys of `rewards`.
-        num_seen: number of rows that were learnt before.
-        num_rows: number of rows to count; the others are padding.
+        numbers: in one float64 row: the number of rows seen before, the number of rows to count (the others are padding), the
+            arms, and the rewards by outcome, in the model's order.
     """
-    if arms.size == 1:  # building one list takes a fraction of the time of np.concatenate
-        return np.array([num_seen, num_rows, arms[0], *[rewards[name][0] for name in outcomes]], np.float64)
-    return np.concatenate([(num_seen, num_rows), arms, *(rewards[name] for name in outcomes)], dtype=np.float64)
-
-
-def _unpack_rows(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, Interaction]:
-    """Undo `pack_rows`: return the number of rows seen before, and the rows."""
     arms, *values = numbers[2:].reshape(1 + len(model.outcomes), -1)
     rewards = dict(zip(model.outcomes, values, strict=True))
     num_rows = arms.shape[0]

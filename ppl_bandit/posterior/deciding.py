@@ -1,6 +1,7 @@
 """Decide from a live posterior: one decision, or many in batches of fixed sizes."""
 
 import functools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,37 +14,49 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.selectors.selector_contract import check_horizon
 from ppl_bandit.types import Selection
 
-__all__ = ["SIZES", "decide_many", "decide_once"]
+__all__ = ["SIZES", "decide"]
 
 # Batch sizes; each is compiled once, for about 6 s. On one core 64 decisions take 0.8 ms, 16 take 0.5 ms, one takes 0.24 ms.
 SIZES = (64, 16, 1)
 
 
-def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
-    """Return the decision with a number, counted from 0; its arrays are read-only.
-
-    Raises:
-        ValueError: if the expected rewards are not finite, or the decision lies beyond the selector's horizon.
-    """
-    check_horizon(number + 1, task.selector.horizon)
-    with jax.enable_x64(True):
-        row = learner.run.select(learner.seed, learner.stored, np.int64(number), context, _mask(allowed.tobytes()))
-        # A copy: a store keeps parts of it for every decision, and a view would keep the device's buffers, 4 kB each.
-        return _selection(np.array(row))
-
-
-def decide_many(
-    task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray
+def decide(
+    task: Task, learner: Learner, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool
 ) -> list[Selection]:
-    """Return the decisions with several numbers; each has its own posterior draws.
+    """Return the decisions with some numbers, counted from 0; each has its own posterior draws, and its arrays are read-only.
 
     Args:
-        contexts: with a leading axis, one row per decision; None for a program without context.
+        contexts: in a batch, with a leading axis, one row per decision; otherwise one context. None for a program without.
 
     Raises:
         ValueError: if the expected rewards of any are not finite, or the last decision lies beyond the selector's horizon.
     """
-    check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
+    if task.selector.horizon is not None:
+        check_horizon(numbers[-1] + 1, task.selector.horizon)
+    if is_batch:
+        rows = _rows(learner, np.array(numbers), contexts, allowed)
+    else:
+        with jax.enable_x64(True):
+            mask = _mask(allowed.tobytes())
+            row = learner.run.select(learner.seed, learner.stored, np.int64(numbers[0]), contexts, mask)
+            # A copy: a store keeps parts of it for every decision, and a view would keep the device's buffers, 4 kB each.
+            rows = np.array(row)[None]
+    rows.flags.writeable = False
+    found = []
+    for row, values in zip(rows, rows.tolist(), strict=True):  # indexing an array takes several times as long
+        num_arms = (len(values) - 2) // 2  # see `_selection_row` of `compiled_functions`
+        if values[0] < 0:
+            raise ValueError(
+                "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows "
+                "or is undefined at this context or at draws from this posterior"
+            )
+        fields: Any = int(values[0]), row[1 : 1 + num_arms], int(values[1 + num_arms]), row[2 + num_arms :]
+        found.append(Selection(*fields))
+    return found
+
+
+def _rows(learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray) -> np.ndarray:
+    """Return one row for each decision of a batch."""
     run, seed, stored = learner.run, learner.seed, learner.stored
     sizes = batch_sizes(numbers.size, SIZES)
     starts = [end - size for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)]
@@ -69,24 +82,10 @@ def decide_many(
     else:
         with ThreadPoolExecutor(num_cores()) as pool:
             found = list(pool.map(rows, starts, sizes))
-    return list(map(_selection, np.concatenate(found)[: numbers.size]))
+    return np.concatenate(found)[: numbers.size]
 
 
 @functools.lru_cache(maxsize=256)
 def _mask(allowed: bytes) -> jax.Array:
     """Return a mask of arms on the device; a bandit uses few different ones."""
     return jax.device_put(np.frombuffer(allowed, bool))
-
-
-def _selection(row: np.ndarray) -> Selection:
-    """Undo `_selection_row` of `compiled_functions`."""
-    row.flags.writeable = False
-    numbers = row.tolist()  # indexing an array takes several times as long
-    num_arms = (len(numbers) - 2) // 2
-    if numbers[0] < 0:
-        raise ValueError(
-            "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
-            "is undefined at this context or at draws from this posterior"
-        )
-    fields: Any = int(numbers[0]), row[1 : 1 + num_arms], int(numbers[1 + num_arms]), row[2 + num_arms :]
-    return Selection(*fields)

@@ -13,10 +13,11 @@ from ppl_bandit import engines
 from ppl_bandit.engines.exact.certificate.certificate import is_affine, resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import Learner, Rows, fold, start
+from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, Rows, batch_sizes, pad_rows, start
 from ppl_bandit.posterior.partial_rows import counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.packed_state import unpack, with_changes
 from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
@@ -55,7 +56,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     """
     explanation = learner.engine.explanation
     num_seen = history.num_learnt
-    stored, info = fold(task, learner, num_seen, rows)
+    stored, info = _fold(task, learner, num_seen, rows)
     if bool(info.is_trusted):
         after = learner._replace(stored=stored, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
@@ -96,6 +97,86 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     )
     _LOGGER.info(moved)
     return above, info, [*warnings, *more, moved]
+
+
+def _fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
+    """Return the stored state after an update with rows, and the engine's evidence.
+
+    An engine that stores no rows gets them in batches of a few fixed sizes. Other engines read all their data at an update,
+    so they get all rows at once. One row is learnt by `quick_update`, if that is sufficient.
+
+    Args:
+        num_seen: number of rows learnt before these; the engine's random keys depend on it.
+
+    Raises:
+        ValueError: for a reward that the program cannot produce.
+    """
+    engine, run, stored, num_rows = learner.engine, learner.run, learner.stored, rows.arms.size
+    if task.is_partial:
+        rows = counted_rows(task, rows)
+    reserve = engine.capabilities.reserve
+    infos: list[Any] = []
+    done = 0
+    with jax.enable_x64(True):
+        if reserve is not None:
+            stored = reserve(stored, num_rows)
+        if num_rows == 1:
+            sizes = [1]
+        else:
+            sizes = batch_sizes(num_rows, UPDATE_SIZES) if reserve is None else [_rounded_up(num_rows)]
+        for size in sizes:
+            num_batch = min(size, num_rows - done)
+            batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
+            # `_unpack_rows` of `compiled_functions` undoes this: `jax.tree` would sort the outcomes.
+            values = [batch.rewards[name] for name in task.model.outcomes]
+            numbers = np.concatenate([(num_seen + done, num_batch), batch.arms, *values], dtype=np.float64)
+            after = None
+            if size == 1 and run.quick_update is not None:
+                changes, packed = run.quick_update(learner.seed, stored, numbers, batch.contexts)
+                result = unpack(packed)
+                if result.is_complete or not result.is_possible:
+                    after = with_changes(changes, stored)
+            if after is None:
+                after, packed = run.update(learner.seed, stored, numbers, batch.contexts)
+                result = unpack(packed)
+            if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
+                raise _impossible_reward(task, rows, result.possible, done)
+            stored = after
+            infos.append(result.info)
+            done += num_batch
+            if engine.explanation.is_exact and not result.info.is_trusted:
+                break  # the caller discards the whole update
+    return stored, infos[0] if len(infos) == 1 else _joined(infos, done)
+
+
+def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
+    return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
+
+
+def _impossible_reward(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
+    name = next(name for name, fits in possible.items() if not fits.all())
+    row = start + int(np.argmin(possible[name]))
+    where = f" in row {row}" if rows.arms.size > 1 else ""
+    return ValueError(
+        f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
+        f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
+    )
+
+
+def _joined(infos: list[Any], num_rows: int) -> Any:
+    """Join the evidence of several batches: concatenate fields with a row axis, take the last value of the others."""
+
+    def join(*leaves: Any) -> Any:
+        return np.concatenate(leaves)[:num_rows] if np.ndim(leaves[0]) else leaves[-1]
+
+    joined = jax.tree.map(join, *infos)
+    return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
+
+
+def _rounded_up(num_rows: int) -> int:
+    """Round up to one of four sizes between powers of two, so that few sizes are compiled; at most a quarter is padding."""
+    step = 1 << max((num_rows - 1).bit_length() - 3, 0)
+    return -(-num_rows // step) * step
 
 
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:

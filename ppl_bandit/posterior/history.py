@@ -71,6 +71,11 @@ class History:
         longer.num_completed = self.num_completed
         return longer
 
+    def with_rows(self, rows: Sequence[tuple[int, Any]], positions: Sequence[int]) -> "History":
+        """Return a history with more rows, each given with the index of its event in `positions`."""
+        parts = [(*own[:3], np.array([positions[index]] * own.arms.size)) for index, own in rows]
+        return self.extended(*parts) if parts else self
+
     def rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
         """Return all rows; contexts are None if there are no rows."""
         return self._whole()[:3]

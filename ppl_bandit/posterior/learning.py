@@ -1,6 +1,6 @@
 """A live posterior as a value: an engine, its compiled functions and its state; updates return another value."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,25 +8,23 @@ import numpy as np
 
 from ppl_bandit.posterior.compiled_functions import (
     CompiledFunctions,
-    UpdateResult,
     example_contexts,
-    pack_rows,
 )
-from ppl_bandit.posterior.partial_rows import Rows, counted_rows, learning_model
+from ppl_bandit.posterior.partial_rows import Rows, learning_model
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.posterior.warm_start import find_start, store_start
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
+from ppl_bandit.runtime.packed_state import Packed, pack, unpack
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = [
+    "UPDATE_SIZES",
     "Learner",
     "Rows",
     "batch_sizes",
     "draw",
     "draw_expected_rewards",
     "evidence_of",
-    "fold",
     "pad_rows",
     "prepare_batches",
     "prepare_draws",
@@ -34,7 +32,7 @@ __all__ = [
 ]
 
 # Batch sizes of an engine that stores no rows; each is compiled once, for about 3 s. 32 rows take 0.16 ms, one takes 0.1 ms.
-_SIZES = (1024, 32, 1)
+UPDATE_SIZES = (1024, 32, 1)
 # Rows. A larger capacity is compiled anew, for seconds. 16,000 in place of 4,000 make a step of a logistic program with 10
 # features 1.13 times as long, of which most is copying the rows.
 _FIRST_CAPACITY = 8000
@@ -120,57 +118,11 @@ def prepare_batches(task: Task, learner: Learner, decision_sizes: Sequence[int])
             contexts = example_contexts(task.model, size)
             numbers = np.zeros(size, np.int64)
             learner.run.select_many.prepare(learner.seed, learner.stored, numbers, contexts, jax.device_put(allowed))
-        for size in _SIZES[:-1] if learner.engine.capabilities.reserve is None else ():
+        for size in UPDATE_SIZES[:-1] if learner.engine.capabilities.reserve is None else ():
             rows = np.zeros(2 + size * (1 + len(task.model.outcomes)))
             contexts = example_contexts(learning_model(task), size)
             learner.run.update.prepare(learner.seed, learner.stored, rows, contexts)
     learner.run.select_many.wait()
-
-
-def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
-    """Return the stored state after an update with rows, and the engine's evidence.
-
-    An engine that stores no rows gets them in batches of a few fixed sizes. Other engines read all their data at an update,
-    so they get all rows at once.
-
-    Args:
-        num_seen: number of rows learnt before these; the engine's random keys depend on it.
-
-    Raises:
-        ValueError: for a reward that the program cannot produce.
-    """
-    engine, stored, num_rows = learner.engine, learner.stored, rows.arms.size
-    rows = counted_rows(task, rows)
-    reserve = engine.capabilities.reserve
-    infos: list[Any] = []
-    done = 0
-    with jax.enable_x64(True):
-        if reserve is not None:
-            stored = reserve(stored, num_rows)
-        for size in batch_sizes(num_rows, _SIZES) if reserve is None else [_rounded_up(num_rows)]:
-            num_batch = min(size, num_rows - done)
-            batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
-            numbers = pack_rows(task.model.outcomes, num_seen + done, num_batch, batch.arms, batch.rewards)
-            stored, result = _update(learner, stored, numbers, batch.contexts, size)
-            if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
-                raise _impossible_reward(task, rows, result.possible, done)
-            infos.append(result.info)
-            done += num_batch
-            if engine.explanation.is_exact and not result.info.is_trusted:
-                break  # the caller discards the whole update
-    return stored, infos[0] if len(infos) == 1 else _joined(infos, done)
-
-
-def _update(learner: Learner, stored: Any, numbers: np.ndarray, contexts: Any, size: int) -> tuple[Any, UpdateResult]:
-    """Update with one batch: by `quick_update` for one row, if that is sufficient."""
-    run, arguments = learner.run, (learner.seed, stored, numbers, contexts)
-    if size == 1 and run.quick_update is not None:
-        changes, packed = run.quick_update(*arguments)
-        result = unpack(packed)
-        if result.is_complete or not result.is_possible:
-            return with_changes(changes, stored), result
-    after, packed = run.update(*arguments)
-    return after, unpack(packed)
 
 
 def draw(learner: Learner, num_samples: int, context: Any = None) -> dict[str, np.ndarray]:
@@ -213,30 +165,6 @@ def evidence_of(learner: Learner) -> tuple[float, float]:
         return find(jax.device_get(learner.state))
 
 
-def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
-    return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
-
-
-def _impossible_reward(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
-    name = next(name for name, fits in possible.items() if not fits.all())
-    row = start + int(np.argmin(possible[name]))
-    where = f" in row {row}" if rows.arms.size > 1 else ""
-    return ValueError(
-        f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
-        f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
-    )
-
-
-def _joined(infos: list[Any], num_rows: int) -> Any:
-    """Join the evidence of several batches: concatenate fields with a row axis, take the last value of the others."""
-
-    def join(*leaves: Any) -> Any:
-        return np.concatenate(leaves)[:num_rows] if np.ndim(leaves[0]) else leaves[-1]
-
-    joined = jax.tree.map(join, *infos)
-    return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
-
-
 def batch_sizes(num_rows: int, sizes: Sequence[int]) -> list[int]:
     """Split a number of rows into batches of fixed sizes, the last of which is 1; a single row alone is a batch of 1.
 
@@ -250,12 +178,6 @@ def batch_sizes(num_rows: int, sizes: Sequence[int]) -> list[int]:
             found.append(size)
             num_rows -= size
     return found
-
-
-def _rounded_up(num_rows: int) -> int:
-    """Round up to one of four sizes between powers of two, so that few sizes are compiled; at most a quarter is padding."""
-    step = 1 << max((num_rows - 1).bit_length() - 3, 0)
-    return -(-num_rows // step) * step
 
 
 def pad_rows(tree: Any, num_rows: int, size: int) -> Any:

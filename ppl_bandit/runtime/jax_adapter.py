@@ -23,6 +23,7 @@ __all__ = [
     "Frame",
     "Jaxpr",
     "Literal",
+    "Tracer",
     "all_equations",
     "apply_primitive",
     "called_jaxpr",
@@ -50,9 +51,12 @@ class Frame(NamedTuple):
     function_name: str
 
 
+Tracer = jax.core.Tracer
+
+
 def is_tracer(value: Any) -> bool:
     """Return whether a value is traced, and therefore has no number yet."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def set_compilation_cache(folder: str | None) -> None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.runtime.jax_adapter import is_tracer
+from ppl_bandit.runtime.jax_adapter import Tracer
 
 __all__ = ["Packed", "PackedLayout", "changed_leaves", "pack", "unpack", "with_changes"]
 
@@ -71,7 +71,7 @@ def pack(tree: Any) -> Packed:
     leaves, treedef = jax.tree.flatten(tree)
     layout = _layout(treedef, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
     separate = tuple(leaves[i] for i in layout.separate)
-    numpy: Any = jnp if any(map(is_tracer, leaves)) else np
+    numpy: Any = jnp if any(isinstance(leaf, Tracer) for leaf in leaves) else np
     rest = [numpy.ravel(leaf) for i, leaf in enumerate(leaves) if i not in layout.separate]
     parts = [leaf.view(np.float64) if _is_wide(leaf.dtype) else leaf.astype(np.float64) for leaf in rest]
     return Packed(numpy.concatenate(parts) if parts else numpy.zeros(0), separate, layout)
@@ -80,7 +80,7 @@ def pack(tree: Any) -> Packed:
 def unpack(packed: Packed) -> Any:
     """Undo `pack`: for a traced row inside a jitted function, otherwise to NumPy arrays and scalars."""
     layout, separate = packed.layout, iter(packed.separate)
-    row = packed.row if is_tracer(packed.row) else np.asarray(packed.row)
+    row = packed.row if isinstance(packed.row, Tracer) else np.asarray(packed.row)
     leaves = list[Any]()
     for place in layout.places:
         if place is None:

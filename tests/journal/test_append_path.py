@@ -8,7 +8,9 @@ import pytest
 from shared_models import bernoulli_bandit
 
 from ppl_bandit import Journal
-from ppl_bandit.journal.events import DECIDED, decode, encode, new_event, new_ids
+from ppl_bandit.journal.checkpoints import save_checkpoint
+from ppl_bandit.journal.events import DECIDED, new_event, new_ids
+from ppl_bandit.journal.stores.tables import decode, encode
 
 
 def test_ids_follow_each_other_in_time_and_differ():
@@ -54,6 +56,17 @@ def test_a_process_does_not_read_its_own_decisions_back(tmp_path, monkeypatch):
     for _ in range(3):
         bandit.select()
     assert read == [2, 3, 4] and bandit._experiment.projection.num_played.sum() == 4
+
+
+def test_a_process_learns_after_its_own_checkpoint_without_trying_again(tmp_path, monkeypatch):
+    bandit = bernoulli_bandit(journal=tmp_path / "j.db")
+    decision = bandit.select()
+    save_checkpoint(bandit._experiment)
+    tried, append = [], bandit._journal.store.append
+    monkeypatch.setattr(bandit._journal.store, "append", lambda *a, **o: tried.append(a[1]) or append(*a, **o))
+    bandit.update(decision, 1)
+    assert len(tried) == 1 and bandit.num_rewards == 1
+    assert bandit._experiment.projection.position == bandit._journal.store.last_position("default") == 4
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 from shared_models import bernoulli_bandit
 
 import ppl_bandit
-from ppl_bandit.journal.decision_events import fold_decision
 
 FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live", "journal", "posterior", "inputs"))
 
@@ -49,7 +48,7 @@ def check(bandit):
     for name, values in (("concentration1", rewards["reward"]), ("concentration0", 1 - rewards["reward"])):
         np.testing.assert_allclose(found[name], 1 + np.bincount(arms, weights=values, minlength=3))
     experiment = bandit._experiment
-    records = [fold_decision(events) for events in experiment.store.decisions(experiment.name)]
+    records = experiment.store.decisions(experiment.name)
     assert sum(record.status == "rewarded" for record in records) == arms.size == bandit.num_rewards
     bandit.select()  # follows the stream
     assert experiment.catch_up().num_played.sum() == len(records) + 1

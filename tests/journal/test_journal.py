@@ -476,9 +476,9 @@ def test_rewards_of_threads_that_wait_are_recorded_together_and_a_wrong_one_is_r
     )
     given = [(decisions[0], 1), (decisions[1], 7), (decisions[2], 0), (decisions[0], 1), (decisions[3], 1)]
     with ThreadPoolExecutor(len(given)) as pool:
-        with experiment._learning:  # as if a reward was being learnt
+        with experiment.fold_lock:  # as if a reward was being learnt
             calls = [pool.submit(bandit.update, *pair) for pair in given]
-            while len(experiment._learn._queue) < len(given):
+            while len(experiment.learn._queue) < len(given):
                 time.sleep(0.01)
         errors = [call.exception(60) for call in calls]
     assert [isinstance(error, ValueError) for error in errors] == [False, True, False, False, False]

@@ -94,7 +94,7 @@ def test_probabilities_are_fixed_between_looks_and_recorded(stopped):
     path, verdicts, bandit = stopped
     with Journal(path) as journal:
         decided = [
-            event for batch in journal.store.decisions("default") for event in batch if event.body.get("propensities")
+            record.decided for record in journal.store.decisions("default") if record.decided.body.get("propensities")
         ]
     probs = np.array([event.body["propensities"] for event in decided])
     np.testing.assert_allclose(probs[:20], 1 / 3)

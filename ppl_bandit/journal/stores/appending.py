@@ -7,14 +7,16 @@ work that it asks for.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
-from ppl_bandit.journal.stores.grouped_calls import Request
+from ppl_bandit.journal.events import CHECKPOINT, DECIDED, Event
+from ppl_bandit.journal.stores.calls import Request
 from ppl_bandit.journal.stores.personal import split, unit_key
 from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
+from ppl_bandit.journal.stores.tables import digest_of, encode
 
-__all__ = ["MAX_PARAMETERS", "AppendRequest", "End", "Execute", "append_requests", "find_keys"]
+__all__ = ["MAX_PARAMETERS", "AppendRequest", "Beside", "End", "Execute", "append_requests", "find_keys"]
 
 Execute = Callable[..., list[tuple]]
+Beside = Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]]
 
 MAX_PARAMETERS = 500  # of one statement
 _NEW_PERSONAL = "INSERT INTO ppl_bandit_personal VALUES (?, ?, ?, ?, ?)"
@@ -26,16 +28,19 @@ _LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMI
 _END = (
     f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
     "(SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads WHERE experiment = ?), "
-    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided')"
+    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided' AND kind <> 'checkpoint')"
 )
 
 
 class End(NamedTuple):
-    """The end of a stream: its last position and digest, and the position of the last event that is not a decision."""
+    """The end of a stream: its last position and digest, and the position of the last event that a posterior depends on.
+
+    A posterior depends on neither decisions nor checkpoints.
+    """
 
     position: int
     digest: str
-    last_not_decision: int
+    last_learnt: int
 
 
 class AppendRequest(Request):
@@ -53,7 +58,7 @@ class AppendRequest(Request):
         events: Sequence[Event],
         after: int | None,
         keys: Sequence[Key] = (),
-        beside: Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]] | None = None,
+        beside: Beside | None = None,
     ):
         self.experiment, self.events, self.after, self.keys, self.beside = experiment, events, after, keys, beside
         self.is_tried = False
@@ -78,7 +83,7 @@ def append_requests(
         row = execute(f"SELECT {_END}", [experiment] * 5)[0]
         end = End(row[0] or 0, row[1] or "", row[4] or 0)
         _check_head(experiment, end[:2], (row[2] or 0, row[3] or ""))
-    position, digest, last_not_decision = end
+    position, digest, last_learnt = end
     values = find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
@@ -88,7 +93,7 @@ def append_requests(
         request.is_tried = True
         if recorded:
             results.append(recorded)
-        elif request.after is not None and last_not_decision > request.after:
+        elif request.after is not None and last_learnt > request.after:
             results.append(Conflict())
         elif request.keys and any(values.get(key.name) != key.expected for key in request.keys):
             results.append(KeyTaken())
@@ -96,15 +101,16 @@ def append_requests(
             for event in request.events:
                 position += 1
                 event = event._replace(position=position)
-                stored, personal = split(event)
-                body = encode(stored)
-                if personal is not None:
+                stored = event.body
+                if "personal" in stored:
+                    stored, personal = split(event)
                     row_beside = (experiment, position, unit_key(event.body["unit"]), *personal)
                     others.setdefault(_NEW_PERSONAL, []).append(row_beside)
+                body = encode(stored)
                 digest = digest_of(digest, experiment, event, body)
                 rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
                 recorded.append(event)
-                last_not_decision = last_not_decision if event.kind == DECIDED else position
+                last_learnt = last_learnt if event.kind in (DECIDED, CHECKPOINT) else position
             if request.keys:
                 values |= {key.name: key.value for key in request.keys}
                 others.setdefault(_NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
@@ -121,7 +127,7 @@ def append_requests(
         )
     for statement, own in others.items():
         execute(statement, own, True)
-    return results, End(position, digest, last_not_decision)
+    return results, End(position, digest, last_learnt)
 
 
 def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -> None:

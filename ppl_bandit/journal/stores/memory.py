@@ -1,9 +1,8 @@
 """The tables of a journal in memory, for a bandit without one."""
 
 import sqlite3
-import threading
 
-from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.calls import timed_lock
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.tables import VERSION
 
@@ -18,15 +17,10 @@ class MemoryBackend(SqliteBackend):
 
     def __init__(self) -> None:
         self.label, self.read_only, self.version = "memory", False, VERSION
-        self._is_immutable, self._file, self._busy = False, (0, 0), 0
-        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._locks = dict.fromkeys((False, True), threading.RLock())
-        self._connections = dict.fromkeys((False, True), connection)
-        self._create_tables(connection, 0)
+        self._is_immutable, self._busy = False, 0
+        self._reading = self._writing = timed_lock(self.timeout)
+        self._reader = self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._create_tables(self._writer, 0)
 
-    def data_version(self, execute: Execute) -> int | None:
-        """Return a constant: there is no other connection."""
-        return 0
-
-    def _identify_file(self) -> tuple[int, ...]:
-        return self._file
+    def _refuse_replaced(self) -> None:
+        """There is no file."""

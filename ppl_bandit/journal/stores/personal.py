@@ -8,11 +8,10 @@ import hashlib
 import os
 from typing import Any, NamedTuple
 
-from ppl_bandit.journal.events import Event, decode, encode
+from ppl_bandit.journal.events import ERASED, Event
+from ppl_bandit.journal.stores.tables import decode, encode
 
-__all__ = ["ERASED", "Personal", "joined", "split", "unit_key"]
-
-ERASED = "erased"  # key of the body of an event whose personal part was erased
+__all__ = ["Personal", "joined", "split", "unit_key"]
 
 
 class Personal(NamedTuple):
@@ -27,11 +26,9 @@ def unit_key(unit: str) -> str:
     return f"unit:{hashlib.sha256(unit.encode()).hexdigest()}"
 
 
-def split(event: Event) -> tuple[dict[str, Any], Personal | None]:
+def split(event: Event) -> tuple[dict[str, Any], Personal]:
     """Return the body to store with an event, and its personal part: the entries that `body["personal"]` names."""
-    names = event.body.get("personal")
-    if names is None:
-        return event.body, None
+    names = event.body["personal"]
     part = Personal(os.urandom(16).hex(), encode({name: event.body[name] for name in names}))
     rest = {name: value for name, value in event.body.items() if name not in names}
     return rest | {"personal": _digest(part)}, part

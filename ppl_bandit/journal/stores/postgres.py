@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import Execute
-from ppl_bandit.journal.stores.deadline import call_within, seconds_left
+from ppl_bandit.journal.stores.calls import call_within, seconds_left
 from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.staged import has_staging
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, SharedLock
@@ -70,6 +70,10 @@ class PostgresBackend:
             open=True,
         )
 
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
+        """Return the rows that a statement finds."""
+        return self.run(lambda execute, is_again: execute(statement, parameters))
+
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction, again if its connection breaks."""
         is_again = False
@@ -93,10 +97,7 @@ class PostgresBackend:
     blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
 
     is_private, can_stage = False, True
-
-    def data_version(self, execute: Execute) -> int | None:
-        """Return None: the end of a stream is read anew in every transaction."""
-        return None
+    data_version: int | None = None  # the end of a stream is read anew in every transaction
 
     def scrub(self) -> None:
         """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""

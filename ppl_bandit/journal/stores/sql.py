@@ -7,7 +7,6 @@ the same time share one transaction, and so one flush to disk (group commit).
 import hashlib
 import math
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,17 +15,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ppl_bandit.journal.events import (
     CHECKPOINT,
     DECIDED,
+    ERASED,
     IMPORTED,
     REWARDED,
+    DecisionRecord,
     Event,
-    decode,
-    digest_of,
-    group_by_decision,
+    fold_decisions,
 )
-from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, End, Execute, append_requests
-from ppl_bandit.journal.stores.deadline import call_within, held
-from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
-from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
+from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Beside, End, Execute, append_requests
+from ppl_bandit.journal.stores.calls import CALL, GroupedCalls, call_within, timed_lock
+from ppl_bandit.journal.stores.personal import Personal, joined
 from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, keys_lock, read_staged, seal_staged
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
 from ppl_bandit.journal.stores.tables import (
@@ -34,6 +32,8 @@ from ppl_bandit.journal.stores.tables import (
     IS_SETTING,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
+    decode,
+    digest_of,
     event_from_row,
 )
 
@@ -69,6 +69,7 @@ class Backend(Protocol):
         read_only: whether nothing can be written.
         is_private: whether no other store can write.
         can_stage: whether deciders may record decisions beside the stream.
+        data_version: a number that changes if another connection writes, as of the latest transaction; None if there is none.
         blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
     """
 
@@ -79,9 +80,10 @@ class Backend(Protocol):
     read_only: bool
     is_private: bool
     can_stage: bool
+    data_version: int | None
 
-    def data_version(self, execute: Execute) -> int | None:
-        """Return a number that changes if another connection writes; None if there is none."""
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
+        """Return the rows that a statement finds."""
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
@@ -116,11 +118,16 @@ class SqlStore:
         self._data_version: int | None = None
         self._has_staging = False  # as far as was seen
         self._unwritten: list[tuple[str, Event, End]] = []  # recorded events of a private store that no table has yet
-        self._writing = threading.Lock()
-        self._append = GroupedCalls[AppendRequest](lambda: held(self._writing), self._append_all)
+        self._writing = timed_lock(self.timeout)
+        self._append = GroupedCalls[AppendRequest](self._writing, self._write)
 
     def append(
-        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+        self,
+        experiment: str,
+        events: Sequence[Event],
+        after: int | None = None,
+        keys: Sequence[Key] = (),
+        beside: Beside | None = None,
     ) -> list[Event]:
         """Append events, all or none, and return them with their positions; they are durable when this returns.
 
@@ -129,23 +136,28 @@ class SqlStore:
         Args:
             after: the last position that the caller has read; None if the events depend on no earlier event.
             keys: to record with the events.
+            beside: see `AppendRequest`.
 
         Raises:
             KeyTaken: if a key has another value than expected.
-            Conflict: if the stream has an event other than a decision beyond `after`.
+            Conflict: if the stream has an event other than a decision or a checkpoint beyond `after`.
         """
-        with call_within(self.timeout):
-            if self._backend.is_private and not keys:
-                with held(self._writing):
-                    recorded = self._append_later(experiment, events, after)
-                if recorded:
-                    return recorded
-            return self._append(AppendRequest(experiment, events, after, keys))
+        if CALL.deadline is None:
+            with call_within(self.timeout):
+                return self.append(experiment, events, after, keys, beside)
+        request = AppendRequest(experiment, events, after, keys, beside)
+        if not self._backend.is_private:
+            return self._append(request)
+        with self._writing:
+            recorded = [] if keys or beside is not None else self._append_later(experiment, events, after)
+            if not recorded and self._unwritten:
+                self._write_all()
+            return recorded or self._append(request)
 
     def settings(self, experiment: str) -> list[Event]:
         """Return the events that set identity, arms, looks and checkpoints."""
         statement = f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND {IS_SETTING} ORDER BY position"
-        return [event_from_row(experiment, row) for row in self._query(statement, experiment)]
+        return self._events(experiment, self._query(statement, experiment))
 
     def read(
         self,
@@ -180,12 +192,11 @@ class SqlStore:
         if limit is not None:
             statement += " LIMIT ?"
             parameters.append(limit)
-        return self._events(experiment, self._query(statement, *parameters))
+        rows = self._query(statement, *parameters)
+        return self._events(experiment, rows) if rows else []
 
     def _events(self, experiment: str, rows: Sequence[tuple]) -> list[Event]:
         """Return the events in rows of `COLUMNS`, with their personal parts."""
-        if not rows:
-            return []
         events = [event_from_row(experiment, row) for row in rows]
         sealed = [event.position for event in events if "personal" in event.body]
         if not sealed:
@@ -247,7 +258,7 @@ class SqlStore:
             ]
 
         with call_within(self.timeout):
-            recorded = self._append(AppendRequest(experiment, events, after, (), beside))
+            recorded = self.append(experiment, events, after, (), beside)
             self.scrub()
             return recorded
 
@@ -260,16 +271,12 @@ class SqlStore:
         """Return the position of the last event; 0 for an experiment that does not exist."""
         return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
 
-    def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
-        """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed."""
-        found = self._find(experiment, decisions)
-        missing = [decision for decision in decisions if decision not in found]
-        if not missing or not self.stages():
-            return found
-        self.seal(experiment)  # unless another process has done so since they were looked for
-        return found | self._find(experiment, missing)
+    def find(self, experiment: str, decisions: Sequence[str], *, is_sealed: bool = False) -> dict[str, list[Event]]:
+        """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed.
 
-    def _find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
+        Args:
+            is_sealed: whether no decision is staged.
+        """
         found: dict[str, list[Event]] = defaultdict(list)
         for _, event, _ in self._unwritten[:]:
             if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
@@ -288,6 +295,10 @@ class SqlStore:
             # With ORDER BY position, or with `decision IS NOT NULL`, SQLite reads the whole index: it is sorted here.
             for event in self._events(experiment, sorted(rows, key=lambda row: row[0])):
                 found[str(event.decision)].append(event)
+        if len(found) < len(decisions) and not is_sealed and self.stages():
+            self.seal(experiment)  # unless another process has done so since they were looked for
+            missing = [decision for decision in decisions if decision not in found]
+            found |= self.find(experiment, missing, is_sealed=True)
         return dict(found)
 
     def first_after(self, experiment: str, until: float, after: int) -> int:
@@ -309,17 +320,17 @@ class SqlStore:
         """Return the number of decisions made until a time whose reward is pending."""
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", experiment, 0, 1e300 if until is None else until)[0][0])
 
-    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
-        """Return the events of every decision beyond a position, or of the first so many, grouped, oldest first."""
+    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
+        """Return every decision beyond a position, or the first so many, and what became of it, oldest first."""
         if limit is None:
-            return group_by_decision(self.read(experiment, after, whole=True))
+            return fold_decisions(experiment, self.read(experiment, after, whole=True))
         statement = (
             "SELECT decision FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
             "ORDER BY position LIMIT ?"
         )
         ids = [row[0] for row in self._query(statement, experiment, after, limit)]
         found = self.find(experiment, ids)
-        return [found[one] for one in ids]
+        return fold_decisions(experiment, (event for one in ids for event in found[one]))
 
     def newest_decisions(self, experiment: str, limit: int) -> list[Event]:
         """Return the newest decisions, oldest first."""
@@ -363,19 +374,14 @@ class SqlStore:
             "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position < "
             "(SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?)"
         )
-        with call_within(self.timeout):
-            self._append(
-                AppendRequest(
-                    experiment,
-                    [event],
-                    None,
-                    (),
-                    lambda recorded: [
-                        (older, [(experiment, experiment)]),
-                        (_NEW_CHECKPOINT, [(experiment, recorded[0].position, contents)]),
-                    ],
-                )
-            )
+
+        def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
+            return [
+                (older, [(experiment, experiment)]),
+                (_NEW_CHECKPOINT, [(experiment, recorded[0].position, contents)]),
+            ]
+
+        self.append(experiment, [event], beside=beside)
 
     def newest_snapshot(self, experiment: str) -> tuple[int, float]:
         """Return the position of the event that announces the newest checkpoint, 0 if there is none, and its age.
@@ -436,7 +442,7 @@ class SqlStore:
         if self._backend.read_only or not self.num_staged(experiment):
             return 0
         num_sealed = 0
-        with call_within(self.timeout), held(self._writing):
+        with call_within(self.timeout), self._writing:
             while num := self._run(lambda execute, is_again: seal_staged(execute, experiment), [experiment]):
                 num_sealed += num
                 if num < MAX_PARAMETERS:
@@ -638,13 +644,13 @@ class SqlStore:
         end = self._end(experiment)
         if end is None or any(event.kind not in _OFTEN for event in events):
             return []
-        if after is not None and end.last_not_decision > after:
+        if after is not None and end.last_learnt > after:
             raise Conflict
         recorded, kept = list[Event](), list[tuple[str, Event, End]]()
         for event in events:
             event = event._replace(position=end.position + 1)
-            last = end.last_not_decision if event.kind == DECIDED else event.position
-            end = end._replace(position=event.position, last_not_decision=last)
+            last = end.last_learnt if event.kind == DECIDED else event.position
+            end = end._replace(position=event.position, last_learnt=last)
             recorded.append(event)
             kept.append((experiment, event, end))
         self._unwritten.extend(kept)
@@ -662,7 +668,7 @@ class SqlStore:
         """Write the events that no table has yet; the caller holds `_writing`."""
         num, experiment = len(self._unwritten), self._unwritten[0][0]
         statement = "SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?"
-        written = self._run(lambda execute, is_again: execute(statement, (experiment,)))[0][0] or 0
+        written = self._backend.read(statement, (experiment,))[0][0] or 0
         # Ctrl-C may have ended an earlier call of this after its commit.
         events = [event for _, event, _ in self._unwritten if event.position > written]
         request = AppendRequest(experiment, events, None)
@@ -674,29 +680,38 @@ class SqlStore:
 
     def _query(self, statement: str, *parameters: Any) -> list[tuple]:
         if self._unwritten:
-            with held(self._writing):
+            with self._writing:
                 if self._unwritten:
                     self._write_all()
-        return self._run(lambda execute, is_again: execute(statement, parameters))
+        if os.getpid() != self._pid:
+            raise self._forked()
+        if CALL.deadline is not None:
+            return self._backend.read(statement, parameters)
+        with call_within(self.timeout):
+            return self._backend.read(statement, parameters)
+
+    def _forked(self) -> JournalError:
+        return JournalError(
+            f"{self._backend.label} was opened before this process was forked: open the journal in each process, after the fork"
+        )
+
+    def _read_only(self) -> JournalError:
+        return JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
 
     def _run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         if os.getpid() != self._pid:
-            raise JournalError(
-                f"{self._backend.label} was opened before this process was forked: open the journal in each process, after the "
-                "fork"
-            )
+            raise self._forked()
         if locks and self._backend.read_only:
-            raise JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
+            raise self._read_only()
         with call_within(self.timeout):
             return self._backend.run(work, locks)
 
-    def _append_all(self, requests: Sequence[AppendRequest]) -> None:
-        if self._unwritten:
-            self._write_all()
-        self._write(requests)
-
     def _write(self, requests: Sequence[AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        if self._backend.read_only:
+            raise self._read_only()
         by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
         for request in requests:
             by_experiment[request.experiment].append(request)
@@ -704,7 +719,7 @@ class SqlStore:
         ends, self._ends = self._ends, {}  # if this is interrupted, they are read again
 
         def work(execute: Execute, is_again: bool) -> None:
-            version = self._backend.data_version(execute)
+            version = self._backend.data_version
             if version is None or version != self._data_version:
                 ends.clear()
             self._data_version = version
@@ -714,7 +729,7 @@ class SqlStore:
 
         try:
             keyed = {keys_lock(request.experiment) for request in requests if request.keys}
-            self._run(work, sorted({*by_experiment, *keyed}))
+            self._backend.run(work, sorted({*by_experiment, *keyed}))
         except Exception as error:
             for request in requests:
                 request.error = error

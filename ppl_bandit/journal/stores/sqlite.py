@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ppl_bandit.journal.stores.appending import Execute
-from ppl_bandit.journal.stores.deadline import held, seconds_left
+from ppl_bandit.journal.stores.calls import CALL, seconds_left, timed_lock
 from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
@@ -40,8 +40,7 @@ class SqliteBackend:
         self.label = str(path)
         self._path = Path(path).absolute()  # the working directory may change
         self.timeout, self.read_only, self.version = timeout, read_only, VERSION
-        self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
-        self._connections: dict[bool, sqlite3.Connection] = {}
+        self._reading, self._writing = threading.RLock(), timed_lock(timeout)  # a read waits for no other process
         self._busy = 0  # tenths of a second that the writer waits for other processes
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
             raise JournalError(f"{self.label} is not a regular file: give the path of a journal, or of a new file")
@@ -53,60 +52,76 @@ class SqliteBackend:
         try:
             if not read_only:
                 self._create_file()
-                self._connections[True] = self._connect()
-                self._prepare(self._connections[True])
-            self._connections[False] = self._connect()
+                self._writer = self._connect()
+                self._prepare(self._writer)
+            self._reader = self._connect()
             self._file = self._identify_file()
             if read_only:
-                self._check(self._connections[False])
+                self._check(self._reader)
         except sqlite3.Error as error:
             raise self._translated(error) from None
 
-    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
-        """Run work in one transaction; with locks, as the only writer."""
-        is_writer = bool(locks)
-        with held(self._locks[is_writer]):
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
+        """Return the rows that a statement finds."""
+        with self._reading:
             try:
-                result = self._run_once(work, is_writer)
-                found = self._identify_file()
-                if self._is_immutable and found != self._file:  # a process opened it to write: read its log too
-                    self._connections[False].close()
-                    self._connections[False] = self._connect()
+                rows = self._reader.execute(statement, parameters).fetchall()
+                if (
+                    self._is_immutable and self._identify_file() != self._file
+                ):  # a process opened it to write: read its log too
+                    self._reader.close()
+                    self._reader = self._connect()
                     self._file = self._identify_file()
-                    result = self._run_once(work, is_writer)
+                    rows = self._reader.execute(statement, parameters).fetchall()
             except sqlite3.Error as error:
                 raise self._translated(error) from None
-            if found[:2] != self._file[:2]:
-                raise JournalError(
-                    f"{self.label} was deleted or replaced while it was open: this call is not recorded in the file that is "
-                    "there now; restore the file, or open the journal again"
-                )
+            self._refuse_replaced()
+            return rows
+
+    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+        """Run work; with locks, in one transaction, as the only writer."""
+        if not locks:
+            return work(self.read, False)
+        with self._writing:
+            connection = self._writer
+
+            def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
+                run = connection.executemany if is_many else connection.execute
+                return run(statement, parameters).fetchall()
+
+            try:
+                if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
+                    connection.execute("ROLLBACK")
+                left = self.timeout if CALL.deadline is None else max(CALL.deadline - time.monotonic(), 0.001)
+                busy = math.ceil(10 * min(left, self.timeout))  # tenths of a second
+                if busy != self._busy:
+                    connection.execute(f"PRAGMA busy_timeout={100 * busy}")
+                    self._busy = busy
+                connection.execute("BEGIN IMMEDIATE")
+                (self.data_version,) = connection.execute("PRAGMA data_version").fetchone()
+                result = work(execute, False)
+                connection.execute("COMMIT")
+            except BaseException as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise self._translated(error) from None
+                raise
+            self._refuse_replaced()
             return result
 
-    def _run_once(self, work: Callable[[Execute, bool], Result], is_writer: bool) -> Result:
-        connection = self._connections[is_writer]
-
-        def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
-            run = connection.executemany if is_many else connection.execute
-            return run(statement, parameters).fetchall()
-
-        if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
-            connection.execute("ROLLBACK")
-        if not is_writer:
-            return work(execute, False)
+    def _refuse_replaced(self) -> None:
+        """Raise if the path names another file than the one that is open, or none."""
         try:
-            busy = math.ceil(10 * min(seconds_left(), self.timeout))  # tenths of a second
-            if busy != self._busy:
-                connection.execute(f"PRAGMA busy_timeout={100 * busy}")
-                self._busy = busy
-            connection.execute("BEGIN IMMEDIATE")
-            result = work(execute, False)
-            connection.execute("COMMIT")
-            return result
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+            found = os.stat(self._path)
+            is_same = (found.st_dev, found.st_ino) == self._file[:2]
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise JournalError(
+                f"{self.label} was deleted or replaced while it was open: this call is not recorded in the file that is "
+                "there now; restore the file, or open the journal again"
+            )
 
     # Contents of the same length are overwritten in place: pages that shrink would be copied.
     blank_statement = (
@@ -115,16 +130,13 @@ class SqliteBackend:
     )
 
     is_private = can_stage = False
-
-    def data_version(self, execute: Execute) -> int | None:
-        """Return a number that changes if another connection writes."""
-        return execute("PRAGMA data_version")[0][0]
+    data_version: int | None = 0
 
     def scrub(self) -> None:
         """Move the write-ahead log into the file, and empty it: it holds the pages as they were before."""
-        with held(self._locks[True]):
+        with self._writing:
             while True:
-                is_busy = self._connections[True].execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                is_busy = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
                 if not is_busy:
                     return
                 if seconds_left() <= 0.001:
@@ -144,9 +156,10 @@ class SqliteBackend:
 
     def close(self) -> None:
         """Close both connections; SQLite then moves the write-ahead log into the file."""
-        for is_writer, connection in self._connections.items():
-            with self._locks[is_writer]:
-                connection.close()
+        for lock, name in ((self._reading, "_reader"), (self._writing, "_writer")):
+            with lock:
+                if hasattr(self, name):  # there is no writer of a file that is only read
+                    getattr(self, name).close()
 
     def _refuse_without_log(self) -> None:
         """Refuse a journal whose tables are in a write-ahead log that is missing: it would look like a new file."""

@@ -10,9 +10,10 @@ process that records keys in the stream holds it alone.
 
 from collections.abc import Sequence
 
-from ppl_bandit.journal.events import Event, decode, encode
+from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Execute, append_requests, find_keys
 from ppl_bandit.journal.stores.store import DamagedEvent, KeyTaken
+from ppl_bandit.journal.stores.tables import decode, encode
 
 __all__ = ["STAGING_TABLES", "find_staged", "has_staging", "keys_lock", "read_staged", "seal_staged", "stage"]
 

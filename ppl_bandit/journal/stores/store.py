@@ -29,7 +29,7 @@ class DamagedEvent(JournalError):
 
 
 class Conflict(Exception):
-    """An event other than a decision was appended since the given position: read it and try again."""
+    """An event other than a decision or a checkpoint was appended since the given position: read it and try again."""
 
 
 class KeyTaken(Exception):

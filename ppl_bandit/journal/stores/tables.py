@@ -1,13 +1,19 @@
-"""The tables of a journal in a relational database, the same for SQLite and PostgreSQL.
+"""The tables of a journal in a relational database, the same for SQLite and PostgreSQL, and how an event becomes a row.
+
+The digest of an event covers the event and the digest before it, so that an edited, removed or inserted event is detected.
 
 The head of an experiment, in a table of its own, is the position and the digest of its last event. It is written in the
 transaction that appends the event, so that the removal of the last events is detected.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from ppl_bandit.journal.events import Event, decode
+import numpy as np
+import orjson
+
+from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.stores.store import ReadingEvent
 
 __all__ = [
@@ -17,6 +23,9 @@ __all__ = [
     "VERSION",
     "VERSION_WITH_HEADS",
     "VERSION_WITH_OPENINGS",
+    "decode",
+    "digest_of",
+    "encode",
     "event_from_row",
     "upgrades_from",
 ]
@@ -76,6 +85,39 @@ def upgrades_from(version: int) -> tuple[str, ...]:
 def event_from_row(experiment: str, row: Sequence[Any]) -> Event:
     """Return the event in a row of `COLUMNS`."""
     position, kind, decision, batch, number, stream, arm, settles, time, body = row
-    with ReadingEvent(experiment, position):
-        contents = decode(body)
-    return Event(position, kind, decision, batch, number, stream, arm, bool(settles), time, contents)
+    try:
+        return Event(position, kind, decision, batch, number, stream, arm, bool(settles), time, orjson.loads(body))
+    except ValueError:
+        with ReadingEvent(experiment, position):
+            raise
+
+
+def encode(body: dict[str, Any]) -> str:
+    """Write a body as JSON; floats are restored to the last bit by `decode`."""
+    text = orjson.dumps(body, default=_as_list, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    if b"null" in text:  # orjson writes a number that is not finite as null
+        _refuse_nan(body)
+    return text.decode()
+
+
+def decode(text: str) -> dict[str, Any]:
+    """Read a body written by `encode`."""
+    return orjson.loads(text)
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+def _refuse_nan(value: Any) -> None:
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            _refuse_nan(item)
+    elif isinstance(value, float | np.ndarray | np.floating) and not np.all(np.isfinite(value)):
+        raise ValueError(f"{value} is not finite: an event cannot hold it")
+
+
+def digest_of(before: str, experiment: str, event: Event, body: str) -> str:
+    """Return the digest of an event at its position, given the digest before it."""
+    fields = [before, experiment, *event[:8], repr(float(event.time)), body]
+    return hashlib.sha256("\x1f".join(map(str, fields)).encode()).hexdigest()

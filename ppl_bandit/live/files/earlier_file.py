@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.journal.checkpoints import restore_learner
-from ppl_bandit.journal.events import ARMS, CHECKPOINT, IMPORTED, LOOKED, Event, new_event
+from ppl_bandit.journal.events import ARMS, CHECKPOINT, ERASED, IMPORTED, LOOKED, Event, new_event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import (
     arguments_from_identity,
@@ -19,7 +19,6 @@ from ppl_bandit.journal.identity import (
     library_versions,
 )
 from ppl_bandit.journal.projection import Projection, learning_in_part, refit
-from ppl_bandit.journal.stores.personal import ERASED
 from ppl_bandit.live.files.saved_bandit import build_context
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner

@@ -7,7 +7,7 @@ import numpy as np
 
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.columns import column_values
-from ppl_bandit.journal.decision_events import DecisionRecord, fold_decision
+from ppl_bandit.journal.events import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.program.counted_outcomes import separable_outcomes
@@ -27,7 +27,7 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
         task = experiment.projection.task
         arms, rewards, contexts = experiment.history.rows()
         positions = experiment.history.positions()
-    records = [fold_decision(events) for events in experiment.store.decisions(experiment.name)]
+    records = experiment.store.decisions(experiment.name)
     by_row = {record.row: record for record in records if record.row is not None}
     rows = [by_row.get(int(position)) for position in positions]
     columns: dict[str, Any] = {
