@@ -404,7 +404,8 @@ def steps_of(bandit, call):
         steps[0] += 1
         return 0
 
-    connections = bandit._experiment.store._backend._connections.values()
+    backend = bandit._experiment.store._backend
+    connections = backend._reader, backend._writer
     for connection in connections:
         connection.set_trace_callback(statements.append)
         connection.set_progress_handler(count, 1)
