@@ -18,7 +18,6 @@ from ppl_bandit.journal.events import (
     PENDING_STATUS,
     REWARDED,
     REWARDED_STATUS,
-    DecisionRecord,
     Event,
     fold_decision,
     fold_decisions,
