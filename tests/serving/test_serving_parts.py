@@ -9,8 +9,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+import numpyro
+import numpyro.distributions as dist
+
+from ppl_bandit import Bandit
 from ppl_bandit.commands.cli import main
 from ppl_bandit.commands.experiments_file import read_config
+from ppl_bandit.serving import create_app
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
 from ppl_bandit.serving.keys import KeyFile
@@ -184,3 +189,44 @@ def test_without_keys_only_callers_on_this_machine_enter(headers, client, is_ope
         with pytest.raises(Problem) as refused:
             Gate(None).enter(scope, headers)
         assert refused.value.status == 403
+
+
+async def answer_of(app, path):
+    """Call an ASGI application as a server does; return the status and the body."""
+    head, _, query = path.partition("?")
+    host = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "GET", "path": head, "raw_path": head.encode(), "query_string": query.encode()}
+    scope |= {"headers": host, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
+
+
+def test_any_server_runs_the_application_and_a_page_shows_all_of_many_arms(warm_starts):
+    def program(arm, num_arms):
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    bandit = Bandit(program, 25, num_samples=100)
+    app = create_app({"many": bandit})
+
+    async def ask():
+        async with app.router.lifespan_context(app):
+            while (await answer_of(app, "/readyz"))[0] != 200:
+                await asyncio.sleep(0.1)
+            return [await answer_of(app, f"/experiments/many{more}") for more in ("", "?arms=all", "?arms=all")]
+
+    (status, some), (_, every), (_, again) = asyncio.run(ask())
+    assert status == 200 and every == again  # within a second the page is not computed anew
+    assert (some.count("<tr"), every.count("<tr")) == (21, 26)  # with the head of the table
+    assert "Show all 25 arms" in some and "Show all" not in every
+    assert 'hx-get="/experiments/many?arms=all"' in every and 'hx-get="/experiments/many"' in some
+    assert bandit.select().arm in range(25)  # it belongs to the caller, who closes it
