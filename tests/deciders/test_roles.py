@@ -14,6 +14,7 @@ import postgres_server  # noqa: E402
 from service_process import PROGRAM, Service  # noqa: E402
 
 from ppl_bandit import Journal  # noqa: E402
+from ppl_bandit.commands.arguments.parser import make_parser  # noqa: E402
 from ppl_bandit.commands.cli import main  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -92,3 +93,22 @@ def test_roles_need_postgresql(tmp_path, capsys):
         journal = str(tmp_path / "j.db")
         assert main(["serve", str(tmp_path / "programs.py"), "--journal", journal, "--role", role]) == 2
         assert re.search("needs? a journal in PostgreSQL", capsys.readouterr().err)
+
+
+def test_the_files_of_deployment_start_one_learner_and_two_deciders():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    folder = Path(__file__).parents[2] / "docs" / "deployment"
+    services = yaml.safe_load((folder / "compose-deciders.yaml").read_text())["services"]
+    roles = {
+        name: make_parser().parse_args(["serve", *own["command"]]).role
+        for name, own in services.items()
+        if "command" in own
+    }
+    assert roles == {"learner": "learner", "decider": "decider"} and services["decider"]["deploy"]["replicas"] == 2
+    assert services["decider"]["depends_on"] == {"learner": {"condition": "service_healthy"}}
+    caddy = (folder / "Caddyfile.deciders").read_text()
+    decisions = re.compile(re.search(r"path_regexp (\S+)", caddy)[1])
+    for path in (DECISIONS, f"{DECISIONS}/batch", "/ofrep/v1/evaluate/flags", "/ofrep/v1/evaluate/flags/banner"):
+        assert decisions.match(path)
+    for path in (REWARDS, f"{DECISIONS}/ID/reward", f"{DECISIONS}/ID", "/v1/experiments/banner/report", "/"):
+        assert not decisions.match(path)
