@@ -134,7 +134,9 @@ def _compiled(task: Task, engine: Engine, is_exported: bool) -> CompiledFunction
 
 
 def _store(found: Start, model: RewardModel, name: str) -> None:
-    found.run.wait()
+    # This runs in the background thread, behind what was prepared before: what is prepared since then waits for this thread.
+    for _, function in found.run.first_functions():
+        function.wait_for_calls()
     functions = {name: function.exported for name, function in found.run.first_functions()}
     exported = [own for own in functions.values() if own is not None]
     if len(exported) == len(functions) and model.load_result(name) is None:

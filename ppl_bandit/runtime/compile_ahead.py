@@ -100,8 +100,12 @@ class CompiledAhead:
         """Wait until everything that was prepared is compiled; errors are raised by the call that needs the result."""
         if self._last is not None:
             self._last.result()
+        self.wait_for_calls()
+
+    def wait_for_calls(self) -> None:
+        """Wait for compilations that calls have begun; unlike `wait`, the background thread may do this itself."""
         for own in list(self._compilations.values()):
-            with own.lock:  # a call may be compiling it
+            with own.lock:
                 pass
 
     def __call__(self, *args: Any) -> Any:

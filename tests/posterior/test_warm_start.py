@@ -548,3 +548,23 @@ def test_particles_are_renewed_alike_after_a_warm_start(tmp_path):
     assert programs <= set(first) and programs <= set(second) and len(second) < len(first), (first, second)
     # The first row waits for none of the functions that renew draws.
     assert "jit(update)" not in (*first, *second) and later == later_again == ["jit(update)"]
+
+
+def test_a_start_is_stored_although_more_was_prepared_before_the_background_thread_got_to_it(cache, monkeypatch):
+    """One thread compiles in the background: if it waited for what was prepared later, it would wait for itself."""
+    is_prepared, stored, store = threading.Event(), [], warm_start._store
+
+    def store_later(*args):
+        is_prepared.wait(60)
+        store(*args)
+        stored.append(True)
+
+    monkeypatch.setattr(warm_start, "_store", store_later)
+    bandit = Bandit(conversion, num_arms=3, num_samples=50)
+    with jax.enable_x64(True):
+        for _, function in bandit._learner.run.first_functions():
+            function.prepare(np.zeros(7), is_traced_later=True)  # whatever it makes of this form
+    is_prepared.set()
+    done = threading.Event()
+    run_afterwards(done.set)
+    assert done.wait(120) and stored
