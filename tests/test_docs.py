@@ -19,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Their blocks build many engines or simulate, which takes two thirds of the time of all pages, or prove what other tests prove:
 # run them with -m slow after editing them.
 SLOW_PAGES = (
+    "docs/alarms.md",
     "docs/beyond-the-paper.md",
     "docs/censored.md",
     "docs/comparing.md",
@@ -33,6 +34,7 @@ SLOW_PAGES = (
     "docs/online.md",
     "docs/partly-conjugate.md",
     "docs/posterior-parameters.md",
+    "docs/reward-models.md",
     "docs/scaling.md",
     "docs/selectors.md",
     "docs/simulating.md",
@@ -171,17 +173,21 @@ def test_every_path_that_a_page_names_exists(page):
     assert [path for path in missing if path not in subfolders] == []
 
 
-@pytest.mark.parametrize("page", ["conjugacy.md", "partly-conjugate.md", "glossary.md"])
-def test_formulas_are_rendered_in_the_site(page, tmp_path):
+def test_formulas_are_rendered_in_the_site(tmp_path):
     for needed in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
         pytest.importorskip(needed, reason=f"{needed} is not installed; python -m pip install -e '.[docs]' installs it")
-    source, site = tmp_path / "source", tmp_path / "site"
+    source, site, pages = tmp_path / "source", tmp_path / "site", ("conjugacy", "partly-conjugate", "glossary")
     source.mkdir()
-    shutil.copy(ROOT / "docs" / page, source / "index.md")
-    # One page alone, with the settings of the site. Its links lead to pages that are not built here.
+    for page in pages:
+        shutil.copy(ROOT / "docs" / f"{page}.md", source)
+    # These pages alone, with the settings of the site. Their links lead to pages that are not built here.
     options = ["-q", "-c", str(ROOT / "docs"), "-D", "suppress_warnings=myst.xref_missing,image.not_readable"]
+    options += ["-D", f"root_doc={pages[0]}"]
     subprocess.run([sys.executable, "-m", "sphinx", *options, str(source), str(site)], check=True, capture_output=True)
-    built = (site / "index.html").read_text()
-    outside_code = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", built, flags=re.DOTALL)
-    assert 'class="math' in outside_code, "no formula was rendered: is dollarmath enabled in docs/conf.py?"
-    assert not re.search(r"\$[^$<>]+\$", outside_code), "a formula is shown as raw text between dollar signs"
+    for page in pages:
+        built = (site / f"{page}.html").read_text()
+        outside_code = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", built, flags=re.DOTALL)
+        assert 'class="math' in outside_code, (
+            f"no formula of {page} was rendered: is dollarmath enabled in docs/conf.py?"
+        )
+        assert not re.search(r"\$[^$<>]+\$", outside_code), f"{page} shows a formula as raw text between dollar signs"
