@@ -125,8 +125,8 @@ class SnapshotExperiment(Experiment):
         if newest == self._newest:
             self._known_at = asked - age
             return False
-        identity = dict(self.identity or {})
-        checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
+        identity, least = dict(self.identity or {}), self.projection.position + 1  # the one before it may still be there
+        checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, least)
         if checkpoint is None:  # of other arms, or another program
             header = read_header(self.store, self.name)
             differences = identity_differences(header.identity, identity)
@@ -138,7 +138,7 @@ class SnapshotExperiment(Experiment):
                 raise JournalError(self._refusal)
             if len(header.names) > len(self.initial.task.arms):
                 self.initial = initial_projection(*self._rebuild(header.names))
-                checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, 0)
+                checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, least)
         self._newest, self._known_at = newest, asked - age
         with self.fold_lock:
             if checkpoint is None or checkpoint.position <= self.projection.position:

@@ -8,17 +8,20 @@ import time
 from pathlib import Path
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from shared_models import bernoulli_bandit, bernoulli_parts
 
-from ppl_bandit import Decider, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
+from ppl_bandit import Bandit, Decider, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
 from ppl_bandit.commands.cli import main
 from ppl_bandit.journal.events import ARMS, DECIDED, REWARDED
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
-sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "journal")]
+import load_under_kills  # noqa: E402
 import postgres_server  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -367,6 +370,51 @@ def test_a_decision_that_another_process_seals_meanwhile_gets_its_reward(server,
         )  # nothing is left for this process
         bandit.update(decision.id, 1)
         assert bandit.num_rewards == 1
+
+
+def test_an_added_arm_reaches_open_deciders_and_earlier_decisions_stand(server):
+    name = "added"
+
+    def conversion(arm, num_arms):
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    with Bandit(conversion, arms=["a", "b"], journal=server.url, name=name, num_samples=100) as bandit:
+        with Decider(server.url, name, conversion, max_staleness=60.0) as decider, Sealer(bandit, publish_every=0.02):
+            earlier = decider.select(unit="u")
+            bandit.update(earlier.id, 0)
+            bandit.add_arm("c")
+            wait_for(follows(decider, bandit), seconds=120.0)  # both build the program with three arms
+            assert decider.arms == ["a", "b", "c"]
+            made = [earlier, *(decider.select(allowed=["c"]) for _ in range(3)), *decider.select_many(num_decisions=40)]
+            assert "c" in {one.arm for one in made} and decider.select(unit="u").id == earlier.id
+            bandit.update_each([{"decision": one.id, "reward": 1} for one in made[1:]])
+        assert bandit.num_rewards == len(made)
+        assert replayed(bandit).position is None and bandit.verify().num_recomputed == 2
+
+
+def test_a_clock_that_jumps_changes_no_age(server, monkeypatch):
+    name = "clock"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, Sealer(bandit, publish_every=0.02):
+        with open_decider(server.url, name, max_staleness=30.0, refuse_stale=True) as decider:
+            wait_for(lambda: decider.health().is_working)
+            now = time.time()
+            for jump in (1e6, -1e6):
+                monkeypatch.setattr("time.time", lambda jump=jump: now + jump)
+                assert decider.health().staleness < 30.0 and decider.select().version >= 1
+        monkeypatch.undo()
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        assert len(bandit.pending()) == 2 and replayed(bandit).position is None
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_doubled_or_miscredited_under_kills_and_restarts(server, tmp_path):
+    """The same for half an hour: python tests/deciders/load_under_kills.py --seconds 1800 --kills 20 --restarts 4."""
+    killed = load_under_kills.play(server, tmp_path, seconds=90.0, kills=4, restarts=1, rate=100.0)
+    assert killed["learner"] == killed["decider"] == 2
+    found = load_under_kills.check(server, tmp_path)
+    assert found["rewards"] > 100 and found["replayed"] == found["decisions"]
 
 
 def test_wrong_arguments_are_refused_with_the_remedy(server, tmp_path):
