@@ -39,6 +39,20 @@ def test_a_bend_of_the_prior_is_seen_where_the_data_take_the_posterior():
     assert not bool(info.is_trusted) and not bool(is_affine(info.prior_residual)) and bool(info.is_certified.all())
 
 
+def test_an_update_is_not_traced_again_after_the_examination():
+    runs = []
+
+    def program(arm):
+        runs.append(1)
+        numpyro.sample("reward", dist.Bernoulli(numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))[arm]))
+
+    with jax.enable_x64(True):
+        engine = conjugate(RewardModel(program, 2))
+        num_runs = len(runs)
+        jax.jit(engine.update).trace(KEY, engine.init(KEY), Interaction(jnp.zeros(1, int), jnp.ones(1)))
+    assert len(runs) == num_runs
+
+
 def line(arm, context):
     weight = numpyro.sample("weight", dist.Normal(0.0, 100.0).expand([2]).to_event(1))
     numpyro.sample("reward", dist.Normal(context @ weight + 0.0 * arm, 1.0))
