@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -27,9 +26,8 @@ from ppl_bandit.paper.settings import (
     uniform_context,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.simulation.chunks import chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.executors import Study, run_on_workers
+from ppl_bandit.simulation.executors import Study, prepare
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.simulation.simulate import simulate
@@ -245,12 +243,8 @@ def _final_regrets(
         run, _, _ = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS, **table)
         return jnp.sum(run.regret)
 
-    num, own = next(iter(truths.values())).shape[0] * num_runs, partial(play, engine)
-    if executor is None:
-        parts = run_chunks(trace_chunk(own, key, num)(), key, num)
-    else:
-        study = Study(model, engine, play, chunk_size(own, key, num))
-        parts = run_on_workers(executor, study, key, num)
+    num = next(iter(truths.values())).shape[0] * num_runs
+    parts = prepare(Study(model, engine, play), key, num, executor=executor)()(key, num)
     regret = np.concatenate(list(parts))
     return regret.astype(float).reshape(-1, num_runs)
 

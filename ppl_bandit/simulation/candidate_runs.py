@@ -14,10 +14,10 @@ from jaxtyping import Array, Float
 from ppl_bandit import selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.chunks import ChunkFunction, run_chunks, run_jobs, trace_chunk
+from ppl_bandit.simulation.chunks import run_jobs
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.executors import ExecutorLost, Study, run_on_workers
+from ppl_bandit.simulation.executors import ExecutorLost, Study, prepare
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Engine, Key, Selection, Selector
@@ -76,13 +76,10 @@ class CandidateSimulator:
     def compile(self, candidates: Mapping[str, Selector]) -> None:
         """Compile the candidates that are not compiled yet, several at once; an executor's workers compile their own."""
         groups = group_selectors({name: rule for name, rule in candidates.items() if name not in self._runs})
+        key, example = jr.key(self._seed), (jnp.zeros(2),)
         studies = [self._study(group) for group in groups]
-        if self._executor is None:
-            # NumPyro keeps its handlers in one global stack, so tracing stays in this thread.
-            functions = run_jobs([self._trace(study) for study in studies])
-            runs = [partial(run_chunks, function) for function in functions]
-        else:
-            runs = [partial(run_on_workers, self._executor, study) for study in studies]
+        traced = [prepare(study, key, self.chunk_size, arguments=example, executor=self._executor) for study in studies]
+        runs = run_jobs(traced)  # NumPyro keeps its handlers in one global stack, so tracing stays in this thread
         for group, run in zip(groups, runs, strict=True):
             self._runs |= {name: (run, numbers) for name, numbers in group.numbers.items()}
 
@@ -128,16 +125,6 @@ class CandidateSimulator:
 
         is_sequential = is_on_cpu() and not self._engine.explanation.is_exact
         return Study(model, self._engine, play, self.chunk_size, is_sequential)
-
-    def _trace(self, study: Study) -> Callable[[], ChunkFunction]:
-        return trace_chunk(
-            partial(study.play, study.engine),
-            jr.key(self._seed),
-            self.chunk_size,
-            arguments=(jnp.zeros(2),),
-            size=self.chunk_size,
-            is_sequential=study.is_sequential,
-        )
 
 
 def group_selectors(candidates: Mapping[str, Selector]) -> list[SelectorGroup]:

@@ -22,10 +22,10 @@ import numpy as np
 from ppl_bandit import engines, selectors
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.selector_contract import selector_key
-from ppl_bandit.simulation.chunks import ChunkFunction, run_chunk, trace_chunk
+from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunk, run_chunks, trace_chunk
 from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["ExecutorLost", "Study", "WorkerFailed", "check_executor", "run_on_workers"]
+__all__ = ["ExecutorLost", "Study", "WorkerFailed", "check_executor", "prepare"]
 
 _MAX_DEATHS = 3  # of workers, without a chunk in between that finished
 _NUM_COMPILED = 32  # functions that a worker keeps
@@ -49,14 +49,14 @@ class Study(NamedTuple):
         model: the reward model of `engine`.
         engine: the engine that `play` uses, or a record of it and others; a worker builds its own.
         play: (engine, key, number, *arguments) -> results of one realization.
-        size, is_sequential: as in `trace_chunk`.
+        size, is_sequential: as in `trace_chunk`; the size is None until it is computed.
         summarise: results of a chunk -> what the worker returns of it; None returns them.
     """
 
     model: RewardModel
     engine: Any
     play: Callable[..., Any]
-    size: int
+    size: int | None = None
     is_sequential: bool = False
     summarise: Callable[[Any], Any] | None = None
 
@@ -86,6 +86,38 @@ def check_executor(executor: Any, mesh: Any = None) -> None:
         )
 
 
+def prepare(
+    study: Study,
+    key: Key,
+    num_realizations: int,
+    *,
+    arguments: tuple[Any, ...] = (),
+    memory: int | None = None,
+    mesh: Any = None,
+    executor: Executor | None = None,
+) -> Callable[[], Callable[..., Iterator[Any]]]:
+    """Trace a study, and return a function without arguments that compiles it; workers of an executor do both themselves.
+
+    What that returns runs chunks: (key, num_realizations, *, first=0, arguments=()) -> their results in order.
+    """
+    own = functools.partial(study.play, study.engine)
+    if executor is not None:
+        if study.size is None:
+            study = study._replace(size=chunk_size(own, key, num_realizations, arguments=arguments, memory=memory))
+        return lambda: functools.partial(run_on_workers, executor, study)
+    compile_chunk = trace_chunk(
+        own,
+        key,
+        num_realizations,
+        arguments=arguments,
+        size=study.size,
+        memory=memory,
+        mesh=mesh,
+        is_sequential=study.is_sequential,
+    )
+    return lambda: functools.partial(run_chunks, compile_chunk(), mesh=mesh, summarise=study.summarise)
+
+
 def run_on_workers(
     executor: Executor,
     study: Study,
@@ -103,6 +135,7 @@ def run_on_workers(
         ExecutorLost: if no more chunks can run; those before were yielded.
         WorkerFailed: if a worker cannot load the program.
     """
+    assert study.size is not None
     end, is_double = first + num_realizations, jnp.zeros(()).dtype == jnp.float64
     payload = _dumps(study, is_double)
     values = jax.tree.map(np.asarray, arguments)
@@ -199,7 +232,7 @@ def _compiled(payload: bytes, key: Key, arguments: Any) -> tuple[ChunkFunction, 
             function = trace_chunk(
                 functools.partial(study.play, study.engine),
                 key,
-                study.size,
+                study.size or 1,
                 arguments=jax.tree.map(jnp.asarray, arguments),
                 size=study.size,
                 is_sequential=study.is_sequential,

@@ -3,9 +3,8 @@
 All selectors see the same realizations (common random numbers), so their differences are paired.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,8 @@ from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
-from ppl_bandit.simulation.chunks import chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment, check_environment
-from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
+from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
 from ppl_bandit.simulation.rollouts import Rollout, rollout
 from ppl_bandit.types import Engine, Key, Selector
 
@@ -130,19 +128,10 @@ def simulate(
                 if progress:
                     sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
-                found: Iterator[Any]
-                own = functools.partial(play, engine)
-                if executor is None:
-                    size = 1 if is_sequential else None
-                    compile_chunk = trace_chunk(
-                        own, key, num_realizations, size=size, memory=memory, mesh=mesh, is_sequential=is_sequential
-                    )
-                    found = run_chunks(compile_chunk(), key, num_realizations, mesh, summarise=summarise)
-                else:
-                    size = 1 if is_sequential else chunk_size(own, key, num_realizations, memory=memory)
-                    study = Study(reward_model, engine, play, size, is_sequential, summarise)
-                    found = run_on_workers(executor, study, key, num_realizations)
-                for part in found:
+                size = 1 if is_sequential else None
+                study = Study(reward_model, engine, play, size, is_sequential, summarise)
+                run = prepare(study, key, num_realizations, memory=memory, mesh=mesh, executor=executor)()
+                for part in run(key, num_realizations):
                     parts[name].append(part)
                     if progress:
                         advance(part.num_runs if summary else len(part.arm))

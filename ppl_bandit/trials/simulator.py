@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +17,8 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
+from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.setting import Setting, simulated_setting
@@ -81,7 +79,7 @@ class TrialSimulator:
             first = NO_ARM if control is None else control
             self.setting = simulated_setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
-        self._compiled: dict[Any, ChunkFunction] = {}
+        self._runs: dict[Any, Callable[..., Iterator[TrialRecord]]] = {}
 
     def run(
         self,
@@ -140,18 +138,13 @@ class TrialSimulator:
             world = worlds if truth is None else worlds.at(truth)
             return run_trial(jr.fold_in(key, number), setting, world, limits)
 
-        own = partial(play, setting)
-        if self._executor is not None:
-            if size is None:
-                size = chunk_size(own, key, num_trials, arguments=arguments)
-            study = Study(setting.model, setting, play, size, is_sequential)
-            return run_on_workers(self._executor, study, key, num_trials, first=first, arguments=arguments)
         cached = "truth" if is_shared else id(environment)
-        if cached not in self._compiled:
-            self._compiled[cached] = trace_chunk(
-                own, key, num_trials, arguments=arguments, size=size, mesh=mesh, is_sequential=is_sequential
+        if cached not in self._runs:
+            study = Study(setting.model, setting, play, size, is_sequential)
+            self._runs[cached] = prepare(
+                study, key, num_trials, arguments=arguments, mesh=mesh, executor=self._executor
             )()
-        return run_chunks(self._compiled[cached], key, num_trials, mesh, first=first, arguments=arguments)
+        return self._runs[cached](key, num_trials, first=first, arguments=arguments)
 
 
 class TrialsInterrupted(Exception):

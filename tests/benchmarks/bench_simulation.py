@@ -41,7 +41,12 @@ def library(setting, draws, num_steps):
     is_linear = bool(bandit.weights)
     model = paper._linear(len(bandit.weights)) if is_linear else paper._bernoulli(len(bandit.rates))
     truth = (
-        paper._linear_truth(bandit.weights, bandit.noise) if is_linear else {"rate": jnp.asarray(bandit.rates, float)}
+        {
+            "weights": jnp.asarray(bandit.weights),
+            "variance": jnp.full(len(bandit.weights), bandit.noise**2),
+        }
+        if is_linear
+        else {"rate": jnp.asarray(bandit.rates, float)}
     )
     world = Environment(model, truth, paper.uniform_context if is_linear else None)
     engine, select = engines.conjugate(model), selectors.double_sampling()

@@ -82,7 +82,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
         (evaluate_module, "follow_posterior"),
         (evaluate_module, "engine_of"),
         (rejection, "engine_of"),
-        (simulate_module, "trace_chunk"),
+        (simulate_module, "prepare"),
         (tune_module, "CandidateSimulator"),
         (simulator, "simulated_setting"),
         (engine_comparison, "find_references"),
