@@ -72,9 +72,9 @@ def conversion(arm):
 
 def draw_conclusions(folder):
     """The experiment of docs/conclusions.md."""
-    bandit = Bandit(conversion, arms=["old", "new"], selector=selectors.with_floor(selectors.thompson(), 0.1))
+    bandit = Bandit(conversion, arms=["old", "new"], selector=selectors.with_floor(selectors.thompson(), 0.2))
     world, truth = np.random.default_rng(1), {"old": 0.20, "new": 0.35}
-    for _ in range(400):
+    for _ in range(800):
         decision = bandit.select()
         bandit.update(decision, float(world.random() < truth[decision.arm]))
     found = bandit.evaluate(("new", "old"))
