@@ -117,7 +117,7 @@ def check_warm_start(program, engine, first, cache, count_compilations):
         assert second.explanation.engine == engine
         for step in range(3):
             second.update(second.select(), float(step % 2))
-        second.warm_up()
+        second._learner.run.wait()
     assert set(compiled) <= FIRST_FUNCTIONS, compiled  # no proof, not even for decisions and updates
     assert played(later(program, 3, num_samples=50)) == played(first)  # with the text of explain() and the draws
     assert sorted(cache.iterdir()) == files
@@ -226,7 +226,7 @@ def test_an_engine_that_stores_rows_traces_its_update_in_the_background_starts_w
         """Return all that comes out of steps between which the compiler has its time, and the last state."""
         found = []
         for step in range(7):
-            bandit.warm_up()
+            bandit._learner.run.wait()
             decision = bandit.select()
             info = bandit.update(decision, float(step % 2))
             found.append((decision.arm, decision.best_arm_probs.tolist(), float(info.log_likelihood)))
@@ -237,7 +237,7 @@ def test_an_engine_that_stores_rows_traces_its_update_in_the_background_starts_w
     expected = played(first)
     traced.clear()
     second = later(noted, 3, engine=hoarding, num_samples=50, seed=3)
-    second.warm_up()
+    second._learner.run.wait()
     assert not traced
     found, state = played(second)
     assert found == expected[0]
@@ -325,7 +325,7 @@ def test_an_equal_program_with_another_name_is_explained_under_its_own_name(warm
 
     with count_compilations() as compiled:
         found = Bandit(zebra, 3, num_samples=50)
-        found.warm_up()
+        found._learner.run.wait()
     assert set(compiled) <= FIRST_FUNCTIONS, compiled
     text = found.explain()
     assert "zebra: EXACT" in text and "conversion" not in text
