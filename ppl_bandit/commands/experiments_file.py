@@ -20,7 +20,17 @@ __all__ = ["ENGINES", "SELECTORS", "open_bandit", "open_decider", "open_sealer",
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
 ENGINES = ("collapsed", "conjugate", "laplace", "nuts", "reweight", "svi")
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
-_PASSED = ("arms", "burn_in", "default_reward", "late", "num_samples", "reward_window", "seed", "unit_window")
+_PASSED = (
+    "allow_changed",
+    "arms",
+    "burn_in",
+    "default_reward",
+    "late",
+    "num_samples",
+    "reward_window",
+    "seed",
+    "unit_window",
+)
 _SECONDS_FOR_JOURNAL = 10.0  # for one call; the caller is answered at its own deadline
 _FOR_DECIDERS = ("max_staleness", "publish_every", "when_stale")
 _FIELDS = {*_PASSED, *_FOR_DECIDERS, "engine", "floor", "journal", "model", "name", "selector", "values"}

@@ -56,10 +56,13 @@ def _experiments(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return {name: settings}, from a file of experiments or from the arguments."""
     if arguments.model.endswith(".toml"):
         given = [option for option in ("journal", "name", "selector") if getattr(arguments, option) is not None]
+        given += ["allow_changed"] * arguments.allow_changed
         if given:
-            raise ValueError(f"--{given[0]} was given with a file of experiments: set it in {arguments.model}")
+            raise ValueError(f"--{given[0].replace('_', '-')} was given with a file of experiments: set it in {arguments.model}")
         return read_config(Path(arguments.model))
-    settings = {"model": arguments.model, "journal": arguments.journal or "ppl_bandit.db"}
+    settings: dict[str, Any] = {"model": arguments.model, "journal": arguments.journal or "ppl_bandit.db"}
+    if arguments.allow_changed:
+        settings["allow_changed"] = True
     if arguments.selector is not None:
         settings["selector"] = arguments.selector
     return {arguments.name or "default": settings}

@@ -147,7 +147,8 @@ def _continue(
         )
         raise JournalError(
             f"the experiment {name!r} was recorded with other settings: {'; '.join(differences)}{hint}. Pass those that it was "
-            "opened with, give another name=, or continue with allow_changed=True, which records the change"
+            "opened with, give another name=, or continue with allow_changed=True (`ppl-bandit serve "
+            "--allow-changed`), which records the change"
         )
     if differences:
         if len(names) < len(header.names) and not has_added_arms:

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Bandit
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.experiments_file import read_config
+from ppl_bandit.commands.experiments_file import open_bandit, read_config
 from ppl_bandit.serving import create_app
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
@@ -230,3 +230,18 @@ def test_any_server_runs_the_application_and_a_page_shows_all_of_many_arms(warm_
     assert "Show all 25 arms" in some and "Show all" not in every
     assert 'hx-get="/experiments/many?arms=all"' in every and 'hx-get="/experiments/many"' in some
     assert bandit.select().arm in range(25)  # it belongs to the caller, who closes it
+
+
+def test_an_experiment_continues_with_another_setting_where_that_is_allowed(tmp_path, warm_starts):
+    file = tmp_path / "experiments.toml"
+
+    def opened(selector, *further):
+        lines = ['model = "bernoulli"', 'journal = "e.db"', f'selector = "{selector}"', *further]
+        file.write_text("\n".join(["[experiments.banner]", *lines]))
+        return open_bandit("banner", read_config(file)["banner"], {})
+
+    opened("thompson").close()
+    with pytest.raises(ValueError, match=r"selector: it was thompson.*ppl-bandit serve --allow-changed"):
+        opened("greedy")
+    opened("greedy", "allow_changed = true").close()
+    opened("greedy").close()  # the change is recorded

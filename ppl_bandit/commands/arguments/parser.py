@@ -337,6 +337,11 @@ def _serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--name", help="of the experiment, in the address and in the journal (default)")
     serve.add_argument("--selector", help="double_sampling, thompson, top_two, ... (double_sampling)")
     serve.add_argument(
+        "--allow-changed",
+        action="store_true",
+        help="continue an experiment with another program, other settings or another version of JAX, and record the change",
+    )
+    serve.add_argument(
         "--role",
         choices=("all", "learner", "decider"),
         default="all",
