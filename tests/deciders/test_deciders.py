@@ -46,7 +46,7 @@ def change(url, statement, *parameters):
         return connection.execute(statement, parameters).rowcount
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=60.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
