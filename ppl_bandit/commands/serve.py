@@ -58,7 +58,8 @@ def _experiments(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         given = [option for option in ("journal", "name", "selector") if getattr(arguments, option) is not None]
         given += ["allow_changed"] * arguments.allow_changed
         if given:
-            raise ValueError(f"--{given[0].replace('_', '-')} was given with a file of experiments: set it in {arguments.model}")
+            option = given[0].replace("_", "-")
+            raise ValueError(f"--{option} was given with a file of experiments: set it in {arguments.model}")
         return read_config(Path(arguments.model))
     settings: dict[str, Any] = {"model": arguments.model, "journal": arguments.journal or "ppl_bandit.db"}
     if arguments.allow_changed:

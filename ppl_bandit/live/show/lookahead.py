@@ -37,7 +37,8 @@ class LossesAfter(NamedTuple):
 
     Attributes:
         by_number: {n: loss after n more}, which are shared by the current propensities.
-        shared_equally: the loss after the largest of these numbers, if every arm that can still be played got the same share of them.
+        shared_equally: the loss after the largest of these numbers, if every arm that can still be played got the same share
+            of them.
     """
 
     by_number: dict[int, float]
