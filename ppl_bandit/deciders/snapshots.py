@@ -125,7 +125,8 @@ class SnapshotExperiment(Experiment):
         if newest == self._newest:
             self._known_at = asked - age
             return False
-        identity, least = dict(self.identity or {}), self.projection.position + 1  # the one before it may still be there
+        identity = dict(self.identity or {})
+        least = self.projection.position + 1  # the snapshot before it may still be there
         checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, least)
         if checkpoint is None:  # of other arms, or another program
             header = read_header(self.store, self.name)
