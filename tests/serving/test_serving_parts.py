@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 from ppl_bandit import Bandit
 from ppl_bandit.commands.cli import main
 from ppl_bandit.commands.experiments_file import open_bandit, read_config
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.serving import create_app
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
@@ -241,7 +242,7 @@ def test_an_experiment_continues_with_another_setting_where_that_is_allowed(tmp_
         return open_bandit("banner", read_config(file)["banner"], {})
 
     opened("thompson").close()
-    with pytest.raises(ValueError, match=r"selector: it was thompson.*ppl-bandit serve --allow-changed"):
+    with pytest.raises(JournalError, match=r"selector: it was thompson.*ppl-bandit serve --allow-changed"):
         opened("greedy")
     opened("greedy", "allow_changed = true").close()
     opened("greedy").close()  # the change is recorded
