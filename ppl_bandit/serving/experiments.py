@@ -257,9 +257,10 @@ class ServedExperiment:
                 results[index] = self._attempt(partial(self._discard, request.decision))
             else:
                 rows += request if isinstance(request, list) else [request]
-        recorded = self._attempt(lambda: self.bandit.update_each(list(map(_update_arguments, rows)))) if rows else []
-        if isinstance(recorded, Problem):
-            recorded = [recorded] * len(rows)
+        recorded: list[Any] = []
+        for part in self._learnt_together(rows):
+            result = self._attempt(partial(self.bandit.update_each, list(map(_update_arguments, part))))
+            recorded += [result] * len(part) if isinstance(result, Problem) else result
         found = [as_problem(one) if isinstance(one, Exception) else one for one in recorded]
         if self.metrics is not None:
             self.metrics.count_rewards(self.name, found.count(True), found.count(False))
@@ -271,6 +272,16 @@ class ServedExperiment:
             elif not isinstance(request, Discard):
                 results[index] = next(by_row)
         return results
+
+    def _learnt_together(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Return the rows in the parts that one update learns.
+
+        An engine that stores rows compiles an update for each number of rows when it comes, for seconds, in which rewards are
+        refused; if it learns single rows quickly, it gets them one after another.
+        """
+        learner = self.bandit._experiment.projection.learner
+        is_quick = learner.run.quick_update is not None and learner.engine.capabilities.reserve is not None
+        return [[row] for row in rows] if is_quick else [rows] if rows else []
 
     def _row_by_row(self, rows: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
         """Do work on rows together; if they are refused, on each half, so that only the wrong rows are refused in the end."""

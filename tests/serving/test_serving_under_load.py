@@ -365,3 +365,15 @@ def test_requests_that_arrive_together_do_not_refuse_each_other(folder):
     size = 1 + len(wrong)
     assert {index: found[index][0] for index in found} == {i: 422 if i % size else 200 for i in range(3 * size)}
     assert all(found[index][2]["code"] == "invalid_context" for index in found if index % size)
+
+
+def test_rewards_that_arrive_together_wait_for_no_compilation_where_the_engine_stores_its_rows(folder):
+    """A logistic program: no reward is late, though an update of so many rows was never compiled."""
+    text = SHIFTED.replace("dist.Normal(level", "dist.Bernoulli(logits=level").replace(".sum(-1), 1.0)", ".sum(-1))")
+    (folder / "logistic.py").write_text(text)
+    context = {"age": 0.5, "weights": [1, 2]}
+    with running(folder, ["logistic.py", "--journal", "e.db"]) as service, ThreadPoolExecutor(16) as pool:
+        client = Client(service.url, timeout=DEADLINE)
+        made = client.decide_many([{"context": context}] * 48)
+        assert list(pool.map(lambda one: client.reward(one["id"], reward_of(one["id"])), made)) == [True] * 48
+        assert service.call("GET", "/v1/experiments/default", None)[2]["engine"] == "reweight"
