@@ -55,7 +55,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             failure="a log density is not finite: of a row at all particles, of a moved particle, or of all rows",
         ),
         # 0.02 nats change a weight by 2%; the share is that of the effective sample size below.
-        "precision": Check("the weight of what has a log density that is not finite, or rounded by 0.02 nats,", 0.1),
+        "precision": Check(
+            "the weight of draws whose log density is not finite, or rounded by 0.02 nats or more,", 0.1
+        ),
         # 100 of 1,000 particles give P(best) to within 0.05, one standard error.
         "ess": Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
         "weight_ess": Check(

@@ -168,7 +168,10 @@ def test_the_type_i_error_of_the_trials_that_calibrate_is_the_target(model):
     found = calibrate(model, design, 0.5, type_i_error=0.1, num_trials=500, engine=bernoulli_engine(3))
     again = operating_characteristics(model, found, {"null": 0.5}, num_trials=500, engine=bernoulli_engine(3))
     assert again.table().type_i_error["null"] == 0.1
-    assert found.calibration["type_i_error"] != 0.1  # judged on fresh seeds
+    fresh = operating_characteristics(model, found, {"null": 0.5}, num_trials=500, seed=1, engine=bernoulli_engine(3))
+    # Judged on other trials than those that calibrate: within 4 standard errors of a further set.
+    difference = found.calibration["type_i_error"] - fresh.table().type_i_error["null"]
+    assert abs(difference) < 4 * (2 * 0.1 * 0.9 / 500) ** 0.5
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_an_update_is_not_trusted_if_the_precision_is_too_low_for_a_tenth_of_the
     info, *_ = learnt(num_lost=NUM_DRAWS // 5)
     assert not bool(info.is_trusted)
     assert not bool(info.may_recover)
-    assert any("log density is not finite" in failure for failure in info.failed_checks())
+    assert any("whose log density is not finite" in failure for failure in info.failed_checks())
 
 
 @pytest.mark.slow
