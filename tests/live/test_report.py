@@ -88,7 +88,7 @@ def test_a_report_is_a_page_with_a_figure_and_plain_values(bandit, tmp_path):
 
 def test_a_report_without_rewards_or_with_wrong_numbers():
     fresh = bernoulli_bandit(2, selector=THOMPSON)
-    assert str(fresh.report()).startswith("arm 0 leads after 0 rewards: expected reward 0.5")
+    assert str(fresh.report()).startswith("No rewards yet. By the prior, arm 0 has the expected reward 0.5 (mean; ")
     with pytest.raises(ValueError, match="more"):
         fresh.report(more=(0,))
 

@@ -161,8 +161,11 @@ def make_report(
     personal = found.by_context
     leads = "leads" if personal is None else "is the best single arm"
     best_prob = float((found.best_prob if personal is None else personal.single_best_prob)[leader])
+    first = f"{name_of(found.arms[leader])} {leads} after {rewards}: expected reward"
+    if num_rewards == 0:
+        first = f"No rewards yet. By the prior, {name_of(found.arms[leader])} has the expected reward"
     lines = [
-        f"{name_of(found.arms[leader])} {leads} after {rewards}: expected reward {found.mean[leader]:.4g} (posterior {centre}; "
+        f"{first} {found.mean[leader]:.4g} ({'posterior ' if num_rewards else ''}{centre}; "
         f"95% interval {interval[0]:.4g} to {interval[1]:.4g}{where})"
     ]
     runner_up, lead = None, (np.nan, np.nan, np.nan)
