@@ -12,6 +12,7 @@ from shared_models import bernoulli_bandit
 
 from ppl_bandit import Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, new_event
+from ppl_bandit.journal.stores import calls
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -132,21 +133,25 @@ def test_a_lock_that_another_session_holds_is_an_error_in_time_and_blocks_no_rea
         assert journal.store.find_damage("locked") is None
 
 
-def test_a_server_process_that_is_stopped_is_an_error_in_time(server):
+@pytest.mark.parametrize("left_by_ctrl_c", [None, 86_000.0, -60.0], ids=["", "a later limit is left", "an earlier one"])
+def test_a_server_process_that_is_stopped_is_an_error_in_time(server, left_by_ctrl_c, monkeypatch):
+    name = f"stopped {left_by_ctrl_c}"
     with Journal(server.url, timeout=1.0) as journal:
-        journal.store.append("stopped", [decided(0)])
+        if left_by_ctrl_c is not None:  # by a call on another journal
+            monkeypatch.setattr(calls.CALL, "deadline", time.monotonic() + left_by_ctrl_c)
+        journal.store.append(name, [decided(0)])
         ((process,),) = journal.store._query("SELECT pg_backend_pid()")  # of its one connection
         os.kill(process, signal.SIGSTOP)
         started = time.monotonic()
         try:
             with pytest.raises(JournalError, match="may or may not have been recorded: call again"):
-                journal.store.append("stopped", [decided(1)])
+                journal.store.append(name, [decided(1)])
             assert time.monotonic() - started < 10.0  # timeout + 2 s, and the machine may be busy
         finally:
             os.kill(process, signal.SIGCONT)
-        assert journal.store.last_position("stopped") == 1
-        journal.store.append("stopped", [decided(1)])
-        journal.verify("stopped")
+        assert journal.store.last_position(name) == 1
+        journal.store.append(name, [decided(1)])
+        journal.verify(name)
 
 
 def test_a_journal_of_version_1_gains_heads_and_reading_creates_nothing(server):

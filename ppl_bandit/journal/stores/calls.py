@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from ppl_bandit.journal.stores.store import JournalTimeout
 from ppl_bandit.runtime.process_exit import IS_EXITING, RUNNING, wait_for_exit
 
-__all__ = ["CALL", "GroupedCalls", "Request", "call_within", "seconds_left", "timed_lock"]
+__all__ = ["CALL", "STALE", "GroupedCalls", "Request", "call_within", "seconds_left", "timed_lock"]
 
 _UNLIMITED = 3600.0  # seconds
 _UNCHANGED = contextlib.nullcontext()
-_STALE = 5.0  # seconds after its limit at which no call is still running
+STALE = 5.0  # seconds after its limit at which no call is still running
 
 
 class _Call(threading.local):
@@ -30,7 +30,7 @@ CALL = _Call()
 def call_within(seconds: float) -> AbstractContextManager:
     """Return the context of a call of limited time; within another call, the earlier of the two limits holds."""
     outer, now = CALL.deadline, time.monotonic()
-    if outer is not None and now - _STALE <= outer <= now + seconds:
+    if outer is not None and now - STALE <= outer <= now + seconds:
         return _UNCHANGED
     return _limited(now, seconds)
 
@@ -38,7 +38,7 @@ def call_within(seconds: float) -> AbstractContextManager:
 @contextlib.contextmanager
 def _limited(now: float, seconds: float) -> Iterator[None]:
     outer = CALL.deadline, CALL.seconds
-    if outer[0] is not None and outer[0] < now - _STALE:  # left by a call that Ctrl-C ended
+    if outer[0] is not None and outer[0] < now - STALE:  # left by a call that Ctrl-C ended
         outer = (None, 0.0)
     thread = threading.get_ident()
     try:

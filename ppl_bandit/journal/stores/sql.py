@@ -7,6 +7,7 @@ the same time share one transaction, and so one flush to disk (group commit).
 import hashlib
 import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,7 @@ from ppl_bandit.journal.events import (
     fold_decisions,
 )
 from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Beside, End, Execute, append_requests
-from ppl_bandit.journal.stores.calls import CALL, GroupedCalls, call_within, timed_lock
+from ppl_bandit.journal.stores.calls import CALL, STALE, GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.personal import Personal, joined
 from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, keys_lock, read_staged, seal_staged
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
@@ -142,7 +143,7 @@ class SqlStore:
             KeyTaken: if a key has another value than expected.
             Conflict: if the stream has an event other than a decision or a checkpoint beyond `after`.
         """
-        if CALL.deadline is None:
+        if not -STALE <= (CALL.deadline or -math.inf) - time.monotonic() <= self.timeout:  # also one that Ctrl-C left
             with call_within(self.timeout):
                 return self.append(experiment, events, after, keys, beside)
         request = AppendRequest(experiment, events, after, keys, beside)
@@ -685,7 +686,7 @@ class SqlStore:
                     self._write_all()
         if os.getpid() != self._pid:
             raise self._forked()
-        if CALL.deadline is not None:
+        if -STALE <= (CALL.deadline or -math.inf) - time.monotonic() <= self.timeout:
             return self._backend.read(statement, parameters)
         with call_within(self.timeout):
             return self._backend.read(statement, parameters)
