@@ -29,9 +29,9 @@ from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment, record_identity
-from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Report, Reported
+from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Reported
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
-from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
+from ppl_bandit.journal.repeats import Ask, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.memory import MemoryBackend
@@ -39,13 +39,13 @@ from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
-from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
+from ppl_bandit.live.asking import asks_of, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
 from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
-from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
+from ppl_bandit.live.reported_rewards import many_rewards, reward_values, update_request
 from ppl_bandit.live.reward_rows import learn_rows
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
@@ -254,8 +254,7 @@ class Bandit(ReadableBandit):
             mask = arms.all_allowed if allowed is None else arms.mask(allowed)
             if unit is not None or request_id is not None:
                 return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
-            if self._design is not None:
-                refuse_stopped(projection, self._design)
+            self._refuse_stopped(projection, 1)
             num = check_size(projection, mask, size) if is_slate else None
             events = self._experiment.decide(projection, mask, context, num, is_slate=is_slate)
         task, learner = projection.task, projection.learner
@@ -276,20 +275,18 @@ class Bandit(ReadableBandit):
         leaves = jax.tree.map(lambda leaf: leaf[None], context)
         asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
         if size is None:
-            return self._decide_asked(projection, mask, context, asks, is_batch=False)[0]
+            return self._decide_asked(projection, mask, context, asks)[0][0]
         if unit is not None:
             raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        size, refuse = check_size(projection, mask, size), self._refuse_stopped
-        events = ask_slate(self._experiment, projection, mask, context, size, asks[0], refuse)
-        return Slate(tuple(self._decision(projection, event) for event in events))
+        num_places = check_size(projection, mask, size)
+        return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
-        self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], *, is_batch: bool
-    ) -> list[Decision]:
-        window, refuse = self._windows.unit, self._refuse_stopped
-        given = self._experiment, projection, mask, contexts, asks, window, refuse
-        projection, events = decide_asked(*given, is_batch=is_batch)
-        return [self._decision(projection, event) for event in events]
+        self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], **shape: Any
+    ) -> list[list[Decision]]:
+        given = self._experiment, projection, mask, contexts, asks, self._windows.unit, self._refuse_stopped
+        projection, found = decide_asked(*given, **shape)
+        return [[self._decision(projection, event) for event in events] for events in found]
 
     def _refuse_stopped(self, projection: Projection, num_new: int) -> None:
         if self._design is not None:
@@ -322,7 +319,7 @@ class Bandit(ReadableBandit):
                 asks_of(units, request_ids, num_rows, contexts, [plain(allowed), None]) if units or request_ids else []
             )
             if asks:
-                return self._decide_asked(projection, mask, contexts, asks, is_batch=True)
+                return [made for (made,) in self._decide_asked(projection, mask, contexts, asks, is_batch=True)]
             self._refuse_stopped(projection, num_rows)
             events = self._experiment.decide(projection, mask, contexts, num_rows)
             return [self._decision(projection, event) for event in events]
@@ -376,10 +373,8 @@ class Bandit(ReadableBandit):
         with call_within(self._experiment.store.timeout):
             if decision is None:
                 self._catch_up()
-            given = decision, reward, arm, context, correct, shown, propensity
-            report = one_reward(self._experiment.projection.task, *given)
-            repeat = None if request_id is None else repeat_of(request_id, given)
-            return self._learn(report, repeat)[1]
+            given = decision, reward, arm, context, correct, shown, propensity, request_id
+            return self._learn(update_request(self._experiment.projection.task, *given))[1]
 
     def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
         """Learn from many rewards at once; one that is refused leaves the others as they are.
@@ -394,26 +389,9 @@ class Bandit(ReadableBandit):
             self._catch_up()
             if not isinstance(rows, Sequence) or any(not isinstance(row, Mapping) for row in rows):
                 raise ValueError(f"rows must be a list of mappings, the arguments of `update` by name, got {rows!r}")
-            found = learn_rows(self._experiment, rows, self._request)
+            found = learn_rows(self._experiment, rows)
             self._checkpoint(_EVENTS_PER_CHECKPOINT)
             return found
-
-    def _request(
-        self,
-        decision: Any = None,
-        reward: Any = None,
-        *,
-        arm: Any = None,
-        context: Any = None,
-        correct: bool = False,
-        shown: Any = None,
-        propensity: float | None = None,
-        request_id: str | None = None,
-    ) -> LearnRequest:
-        given = decision, reward, arm, context, correct, shown, propensity
-        return LearnRequest(
-            one_reward(self._task, *given), None if request_id is None else repeat_of(request_id, given)
-        )
 
     def update_many(
         self,
@@ -453,7 +431,7 @@ class Bandit(ReadableBandit):
         if decisions is None:
             self._catch_up()
         given = (frame, arm, reward, decisions, arms, rewards, contexts, propensity, correct)
-        return self._learn(many_rewards(self._task, *given))[1]
+        return self._learn(LearnRequest(many_rewards(self._task, *given)))[1]
 
     def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:
         """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has.
@@ -461,7 +439,7 @@ class Bandit(ReadableBandit):
         Outcomes that were learnt already stay, unless `correct` removes them.
         """
         correct = check_flag(correct, "correct")
-        self._learn(Discard(decision_ids(decision), correct))
+        self._learn(LearnRequest(Discard(decision_ids(decision), correct)))
 
     def expire(self, older_than: Any = None, reward: Any = None, *, context: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.
@@ -481,7 +459,7 @@ class Bandit(ReadableBandit):
         until = time.time() - as_seconds(older_than, "older_than")
         late, _ = check_late_values(self.model, self._late, context, None, "context")
         values = None if reward is None else Reported(reward_values(self.model, reward), late)
-        return len(self._learn(Expiry(until, values))[0])
+        return len(self._learn(LearnRequest(Expiry(until, values)))[0])
 
     def _expire_overdue(self) -> int:
         """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
@@ -495,7 +473,8 @@ class Bandit(ReadableBandit):
         if not experiment.store.pending(*place):
             experiment.settled_until = experiment.store.first_after(*place) - 1
             return 0
-        return len(self._learn(Expiry(until, None if default is None else Reported(default)))[0])
+        expiry = Expiry(until, None if default is None else Reported(default))
+        return len(self._learn(LearnRequest(expiry))[0])
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.
@@ -647,11 +626,11 @@ class Bandit(ReadableBandit):
         projection = super()._catch_up(wait=wait)
         return self._experiment.projection if self._expire_overdue() else projection
 
-    def _learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
-        """Record what is reported and learn from it; return the events and the diagnostics. An error changes nothing."""
+    def _learn(self, request: LearnRequest) -> tuple[list[Event], Any]:
+        """Learn from what is reported, and record it; return the events and the diagnostics. An error changes nothing."""
         if self._is_closed or os.getpid() != self._pid:
             self._check_process()
-        experiment, request = self._experiment, LearnRequest(report, repeat)
+        experiment = self._experiment
         with call_within(experiment.store.timeout):
             recorded, info, notes = experiment.learn(request)
         if experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
