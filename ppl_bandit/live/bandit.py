@@ -195,7 +195,7 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
-        exact = None if self.model.context is not None else closed_form(self._learner)
+        exact = None if self.model.context is not None else closed_form(self._learner, self.arms, np.zeros(0, int))
         if exact is None or not exact.is_complete:
             prepare_draws(self._task, self._learner)
         import pandas  # noqa: F401 - a quarter of the time of the first `report`

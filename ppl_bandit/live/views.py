@@ -36,7 +36,7 @@ from ppl_bandit.live.show.context_profiles import ContextProfile, context_profil
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
-from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, slot_note, subsample_contexts
+from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note, subsample_contexts
 from ppl_bandit.live.show.rendering import bandit_html, explanation_text
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
 from ppl_bandit.live.show.tables import history_table, pending_table
@@ -423,15 +423,15 @@ class ReadableBandit:
         else:
             chosen = self.model.context_rows(1)
         learner, num_contexts = self._catch_up().learner, 0 if chosen is None else len(jax.tree.leaves(chosen)[0])
-        first = jax.tree.map(lambda leaf: leaf[0], chosen)
-        exact = closed_form(learner, first) if num_contexts <= 1 else None
-
-        def by_draws() -> Overview:
-            is_clocked = self.model.has_clock and num_contexts > 0
-            latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
-            return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
-
-        return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, chosen)
+        exact = closed_form(learner, self.arms, played, chosen) if num_contexts <= 1 else None
+        if exact is not None and exact.is_complete:
+            return exact
+        is_clocked = self.model.has_clock and num_contexts > 0
+        latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
+        drawn = arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
+        if exact is None:
+            return drawn
+        return exact._replace(best_prob=drawn.best_prob, loss=drawn.loss, draws=drawn.draws)
 
     @property
     def _task(self) -> Task:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import draw_band, figure_tools, reward_label, styles
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_contexts
@@ -100,32 +100,21 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     )
     for axis, profile in zip(axes.ravel(), shown, strict=False):
         for arm, (colour, dash) in zip(arms, look, strict=False):
-            label = str(shown_name(overview.arms[arm]))
-            if profile.values.size <= 2:  # two groups: points with bars, no line between them
-                offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(profile.values)
-                margins = np.abs([profile.low[:, arm], profile.high[:, arm]] - profile.mean[:, arm])
-                axis.errorbar(
-                    profile.values + offset,
-                    profile.mean[:, arm],
-                    margins,
-                    fmt="o",
-                    color=colour,
-                    capsize=3,
-                    label=label,
-                )
-                axis.set_xticks(profile.values)
-                axis.set_xlim(profile.values[0] - 0.4 * np.ptp(profile.values), None)
-                axis.set_xlim(None, profile.values[-1] + 0.4 * np.ptp(profile.values))
+            label, x = str(shown_name(overview.arms[arm])), profile.values
+            middle, ends = profile.mean[:, arm], (profile.low[:, arm], profile.high[:, arm])
+            if x.size > 2:
+                draw_band(axis, x, middle, ends, colour, dash, label)
                 continue
-            axis.plot(profile.values, profile.mean[:, arm], color=colour, linestyle=dash, label=label)
-            axis.fill_between(
-                profile.values, profile.low[:, arm], profile.high[:, arm], color=colour, alpha=0.12, linewidth=0
-            )
+            # two groups: points with bars, no line between them
+            offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(x)
+            margins = np.abs(np.subtract(ends, middle))
+            axis.errorbar(x + offset, middle, margins, fmt="o", color=colour, capsize=3, label=label)
+            axis.set(xticks=x, xlim=(x[0] - 0.4 * np.ptp(x), x[-1] + 0.4 * np.ptp(x)))
         axis.set_xlabel(profile.name)
     for axis in axes.ravel()[len(shown) :]:
         axis.set_axis_off()
     for row in axes:
-        row[0].set_ylabel(f"expected reward{f' ({unit})' if unit else ''}")
+        row[0].set_ylabel(reward_label(unit))
     axes[0, 0].legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
     rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""

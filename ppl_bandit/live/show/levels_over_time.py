@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import draw_band, figure_tools, reward_label, styles
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.simulation.rollouts import (
@@ -80,19 +80,16 @@ def plot_levels(found: LevelsOverTime, arms: list[Any], played: np.ndarray, titl
         played: index of the arm of every learnt reward, in order.
         unit: of the expected reward.
     """
-    plt = figure_tools()
-    figure, (above, below) = plt.subplots(
+    figure, (above, below) = figure_tools().subplots(
         2, 1, figsize=(9, 5.2), sharex=True, layout="constrained", height_ratios=(4, 1)
     )
     shown = np.sort(np.argsort(-found.mean[-1])[:_MAX_ARMS])
     for row, (index, (colour, dash)) in enumerate(zip(shown, styles(), strict=False)):
-        above.plot(found.num_rewards, found.mean[:, index], color=colour, linestyle=dash, label=str(arms[index]))
-        above.fill_between(
-            found.num_rewards, found.low[:, index], found.high[:, index], color=colour, alpha=0.15, linewidth=0
-        )
+        ends = found.low[:, index], found.high[:, index]
+        draw_band(above, found.num_rewards, found.mean[:, index], ends, colour, dash, str(arms[index]))
         numbers = 1 + np.flatnonzero(played == index)
         below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
-    above.set(ylabel=f"expected reward{f' ({unit})' if unit else ''}", title=title)
+    above.set(ylabel=reward_label(unit), title=title)
     above.legend(fontsize=8, loc="upper left", ncols=min(3, shown.size))
     below.set(xlabel="reward number", ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
     below.set_ylim(shown.size - 0.5, -0.5)

@@ -51,28 +51,24 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
     A reward is counted for its own arm: where arms share latents, the loss shrinks faster. Empty for a single arm, if an
     expected reward has no mean, or if latents move.
     """
-    projection, exact = experiment.projection, found.exact
+    projection, counts = experiment.projection, found.pseudo_counts
     task, contexts = projection.task, None
     # The formula is for expected rewards that stay as they are.
     if len(found.arms) == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
         return LossesAfter({}, np.nan)
     if found.num_contexts:
         contexts = experiment.history.rows()[2] if len(experiment.history) else task.model.context_rows(1)
-    if exact is not None and exact.is_complete and exact.pseudo_counts is not None:
-        table, counts = draws_from(exact, max(task.num_samples, _NUM_DRAWS), task.seed), exact.pseudo_counts
+    if found.draws is None and counts is not None:
+        table = draws_from(found, max(task.num_samples, _NUM_DRAWS), task.seed)
     else:
         drawn = draw(projection.learner, task.num_samples)
         averaged = arm_overview(task.model, found.arms, np.arange(0), drawn, found.contexts).draws
         assert averaged is not None  # it is made from draws
         table = averaged
-        known = None if exact is None else exact.pseudo_counts
-        counts = (
-            known
-            if known is not None
-            else simulated_pseudo_counts(
-                task.model, drawn, table, found.leaders[:_NUM_SIMULATED], contexts, found.num_rewards, task.seed
-            )
-        )
+        if counts is None:
+            simulated = found.leaders[:_NUM_SIMULATED]
+            given = task.model, drawn, table, simulated, contexts, found.num_rewards, task.seed
+            counts = simulated_pseudo_counts(*given)
     shares = _shares(experiment, contexts)
     now, loss = loss_after(table, 0.0 * shares, counts), float(found.loss[found.leaders[0]])
 
