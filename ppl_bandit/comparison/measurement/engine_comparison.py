@@ -119,29 +119,8 @@ def compare(
         references, exact, refusal = find_references(setup, key_reference, reference, say)
         own_factory = exact_factory(reward_model)
         refused = {_name_of(own_factory): refusal} if refusal else {}
-        say(f"compiling and running {len(factories)} engines; Ctrl-C keeps the finished ones")
-        results: dict[str, EngineResult] = {}
-        streams: dict[str, list[EngineRun]] = {}
-        for number, (label, factory) in enumerate(factories.items()):
-            try:
-                if label in refused:
-                    raise NotConjugate(refused[label])
-                runner = exact if factory is own_factory else None
-                runner = runner or compile_engine(factory, reward_model, setup.all_rows, num_samples)
-                key = jr.fold_in(key_engines, number)
-                results[label], streams[label] = _run_and_measure(setup, key, runner, references[-1])
-            except NotConjugate as refusal:
-                refused[label] = str(refusal)
-                say(f"{label}: not run: {refusal}")
-                continue
-            except KeyboardInterrupt:
-                if not results:
-                    raise
-                say(f"interrupted in {label}: the finished engines are kept")
-                refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
-                break
-            seconds = results[label].seconds_cold, results[label].seconds_warm.value
-            say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
+        ready = {label: exact for label, factory in factories.items() if exact is not None and factory is own_factory}
+        results, streams = _run_engines(setup, key_engines, factories, ready, refused, references[-1], say)
         stream = [
             StreamPoint(
                 setup.num_rows_after(number),
@@ -173,6 +152,45 @@ def compare(
         overviews(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=printable(comparison_text(found)))
+
+
+def _run_engines(
+    setup: ComparisonSetup,
+    key: Key,
+    factories: Mapping[str, EngineFactory],
+    ready: Mapping[str, CompiledEngine],
+    refused: dict[str, str],
+    reference: Reference,
+    say: Callable[[str], None],
+) -> tuple[dict[str, EngineResult], dict[str, list[EngineRun]]]:
+    """Return the result of each engine, and its runs after each part of the rows but the last.
+
+    Args:
+        ready: {label: engine that is compiled already}.
+        refused: {label: why it is not run}; those that are refused here are added.
+    """
+    say(f"compiling and running {len(factories)} engines; Ctrl-C keeps the finished ones")
+    results: dict[str, EngineResult] = {}
+    streams: dict[str, list[EngineRun]] = {}
+    for number, (label, factory) in enumerate(factories.items()):
+        try:
+            if label in refused:
+                raise NotConjugate(refused[label])
+            runner = ready.get(label) or compile_engine(factory, setup.model, setup.all_rows, setup.num_samples)
+            results[label], streams[label] = _run_and_measure(setup, jr.fold_in(key, number), runner, reference)
+        except NotConjugate as refusal:
+            refused[label] = str(refusal)
+            say(f"{label}: not run: {refusal}")
+            continue
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            say(f"interrupted in {label}: the finished engines are kept")
+            refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
+            break
+        seconds = results[label].seconds_cold, results[label].seconds_warm.value
+        say(f"{label}: {setup.num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
+    return results, streams
 
 
 def _labelled(engines: Sequence[EngineFactory] | Mapping[str, EngineFactory]) -> dict[str, EngineFactory]:
