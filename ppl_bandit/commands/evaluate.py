@@ -105,7 +105,9 @@ def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: S
     width = max(map(len, order))
     for name in order:
         one = found[name]
-        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval(one.interval)
+        interval = (
+            "refused: " + one.verdict.splitlines()[0] if one.is_refused else "[{:.4g}, {:.4g}]".format(*one.interval)
+        )
         show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
     show(
         f"\nThe {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively; "
@@ -116,10 +118,6 @@ def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: S
         for name, one in found.items()
     }
     return {"verdict": verdict, "level": level, "arms": arms}
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def _target(arguments: argparse.Namespace, names: Any, horizon: int) -> Any:

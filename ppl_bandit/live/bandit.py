@@ -335,8 +335,8 @@ class Bandit(ReadableBandit):
         """
         if self._design is None:
             raise ValueError("this bandit has no design: build it with design=Design(looks, stopping=...)")
-        self._check_process()
-        return take_look(self._experiment, self._design, self._num_pending)
+        self._catch_up()
+        return take_look(self._experiment, self._design)
 
     def update(
         self,

@@ -30,7 +30,7 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
-from ppl_bandit.live.looks import RuleDistance, rule_distances
+from ppl_bandit.live.looks import rule_distances
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.context_profiles import ContextProfile, context_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
@@ -353,21 +353,10 @@ class ReadableBandit:
             num_late=self._experiment.projection.num_late,
             age=knowledge_age(self._experiment.store, self._experiment.name),
             note="" if contexts is not None else slot_note(self.model),
-            rules=self._rule_distances(),
+            rules=() if self._design is None else rule_distances(self._catch_up(), self._design),
             profiles=functools.partial(self._context_profiles, found.contexts),
             seed=self.seed,
         )
-
-    def _rule_distances(self) -> tuple[RuleDistance, ...]:
-        if self._design is None:
-            return ()
-        return rule_distances(self._catch_up(), self._design)
-
-    def _num_pending(self) -> list[int]:
-        """Return the number of pending rewards of each arm."""
-        self._catch_up()
-        arms = [event.body["name"] for event in self._experiment.store.pending(self._experiment.name, None)]
-        return [arms.count(name) for name in self.arms]
 
     def _context_profiles(self, contexts: Any) -> list[ContextProfile]:
         if contexts is None or self.model.moving_sites or slot_note(self.model):
