@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
-__all__ = ["draw_band", "figure_tools", "reward_label", "save_figure", "styles"]
+__all__ = ["figure_tools", "reward_label", "save_figure", "styles"]
 
 # Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -30,12 +30,6 @@ def styles() -> Iterator[tuple[str, Any]]:
     for number in itertools.count():
         cycle, index = divmod(number, len(_COLOURS))
         yield _COLOURS[index], _DASHES[(index + cycle) % len(_DASHES)]
-
-
-def draw_band(axis: Any, x: Any, middle: Any, ends: tuple[Any, Any], colour: str, dash: Any, label: str) -> None:
-    """Draw a line, and the band between two others around it."""
-    axis.plot(x, middle, color=colour, linestyle=dash, label=label)
-    axis.fill_between(x, *ends, color=colour, alpha=0.12, linewidth=0)
 
 
 def reward_label(unit: str) -> str:

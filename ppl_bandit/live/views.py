@@ -32,13 +32,14 @@ from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.looks import rule_distances
 from ppl_bandit.live.show.closed_form import closed_form
-from ppl_bandit.live.show.context_profiles import ContextProfile, context_profiles
+from ppl_bandit.live.show.context_profiles import context_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
 from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note, subsample_contexts
 from ppl_bandit.live.show.rendering import bandit_html, explanation_text
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
+from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.live.show.tables import history_table, pending_table
 from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
@@ -358,7 +359,7 @@ class ReadableBandit:
             seed=self.seed,
         )
 
-    def _context_profiles(self, contexts: Any) -> list[ContextProfile]:
+    def _context_profiles(self, contexts: Any) -> list[RewardCurves]:
         if contexts is None or self.model.moving_sites or slot_note(self.model):
             return []
         return context_profiles(self.model, draw(self._catch_up().learner, self.num_samples), contexts)

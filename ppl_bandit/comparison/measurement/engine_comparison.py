@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
+from ppl_bandit.arguments import check_function
 from ppl_bandit.comparison.measurement.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
@@ -100,8 +101,7 @@ def compare(
     factories = _labelled(engines)
     if reference is not None and not callable(reference):
         raise ValueError(f"reference must be an engine factory, such as engines.nuts, got {reference!r}")
-    if not callable(say):
-        raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
+    check_function(say, "say", "of a line of text, such as print")
     if name is not None:
         check_text(name, "name")
     check_count(num_samples, "num_samples", 20)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import draw_band, figure_tools, reward_label, styles
+from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.kernel_density import density_grid, kernel_density
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.live.show.overview import ORDERS, Overview
@@ -47,8 +47,8 @@ def _draw_densities(found: Overview, played: np.ndarray, label: str) -> Any:
     steps = np.arange(1, played.size + 1)
     for index, (arm, (colour, dash)) in enumerate(zip(map(shown_name, found.arms), styles(), strict=False)):
         grid, density = _density(found, index)
-        named = f"{arm} (P(best) {found.best_prob[index]:.2f})"
-        draw_band(left, grid, density, (density, 0.0), colour, dash, named)
+        left.plot(grid, density, color=colour, linestyle=dash, label=f"{arm} (P(best) {found.best_prob[index]:.2f})")
+        left.fill_between(grid, density, color=colour, alpha=0.12, linewidth=0)
         if played.size:
             marker = "o" if played.size == 1 else None  # a line through one point is invisible
             shares = np.cumsum(played == index) / steps
