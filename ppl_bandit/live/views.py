@@ -409,7 +409,7 @@ class ReadableBandit:
             seen = at_example_values(self.model, self._task.late, seen)
             if self.model.has_clock and len(seen) == 1:  # contexts that differ in their times alone
                 seen = {"time": np.max(seen["time"], keepdims=True)}
-            chosen = subsample_contexts(seen, self.num_samples * len(self.arms))
+            chosen = subsample_contexts(seen, table_size=self.num_samples * len(self.arms))
         else:
             chosen = self.model.context_rows(1)
         learner, num_contexts = self._catch_up().learner, 0 if chosen is None else len(jax.tree.leaves(chosen)[0])

@@ -41,6 +41,7 @@ from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import check_count, check_text
+from ppl_bandit.live.show.overview import subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -112,7 +113,7 @@ def compare(
     with jax.enable_x64(True):
         data = check_data(reward_model, data, names)
         parts = _parts(data, _checkpoints(checkpoints, len(data.arm)))
-        contexts = _some_contexts(data)
+        contexts = jax.tree.map(jnp.asarray, subsample_contexts(data.context, _MAX_CONTEXTS))
         decide = make_decide(reward_model, selector, contexts)
         key_reference, key_engines = jr.split(jr.key(seed))
         setup = ComparisonSetup(reward_model, data, parts, decide, num_samples, num_runs)
@@ -235,13 +236,6 @@ def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
         rows._replace(mask=jnp.asarray((position >= first) & (position < last)))
         for first, last in zip([0, *ends[:-1]], ends, strict=True)
     ]
-
-
-def _some_contexts(data: Interaction) -> Any:
-    if data.context is None:
-        return None
-    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MAX_CONTEXTS).round().astype(int))
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
 
 
 def _run_and_measure(

@@ -35,7 +35,7 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
     """
     found = []
     draws = {site: values[:_MAX_DRAWS] for site, values in draws.items()}
-    others = subsample_contexts(contexts, _MAX_DRAWS * model.num_arms, _NUM_OTHERS)
+    others = subsample_contexts(contexts, _NUM_OTHERS, table_size=_MAX_DRAWS * model.num_arms)
     leaves, structure = jax.tree.flatten(others)
     num_others = len(leaves[0])
     for name, (number, index) in list(context_columns(model).items())[:_MAX_COMPUTED]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.live.show.closed_form import draws_from
-from ppl_bandit.live.show.overview import Overview, arm_overview
+from ppl_bandit.live.show.overview import Overview, arm_overview, subsample_contexts
 from ppl_bandit.numerics.expected_loss import loss_after
 from ppl_bandit.posterior.learning import draw
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -87,9 +87,9 @@ def _shares(experiment: Experiment, contexts: Any) -> np.ndarray:
     mask = projection.task.arms.mask(None)
     if contexts is None:
         return experiment.next_propensities(projection, mask, None)
-    rows = np.unique(np.linspace(0, len(jax.tree.leaves(contexts)[0]) - 1, _NUM_SHARES).round().astype(int))
-    some = (jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], contexts) for row in rows)
-    return np.mean([experiment.next_propensities(projection, mask, context) for context in some], axis=0)
+    leaves, structure = jax.tree.flatten(subsample_contexts(contexts, _NUM_SHARES))
+    each = (structure.unflatten(map(np.asarray, own)) for own in zip(*leaves, strict=True))
+    return np.mean([experiment.next_propensities(projection, mask, context) for context in each], axis=0)
 
 
 def simulated_pseudo_counts(

@@ -240,12 +240,14 @@ def slot_note(model: RewardModel) -> str:
     )
 
 
-def subsample_contexts(contexts: Any, table_size: int, most: int = _MAX_CONTEXTS) -> Any:
+def subsample_contexts(contexts: Any, most: int = _MAX_CONTEXTS, *, table_size: int = 1) -> Any:
     """Return at most so many of the contexts, evenly spaced in their order; fewer where the tables would fill the memory.
 
     Args:
         table_size: M times A.
     """
+    if contexts is None:
+        return None
     num, most = len(jax.tree.leaves(contexts)[0]), min(most, max(1, _MAX_ENTRIES // table_size))
     if num <= most:
         return contexts
