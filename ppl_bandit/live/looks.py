@@ -291,15 +291,13 @@ _REASONS = {
 }
 
 
-def _reason(ending: str) -> str:
-    return _REASONS.get(ending, ending.replace("_", " ") + " is as asked for; {arm} leads")
-
-
 def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        lines.append(f"Stop at {at}: {_reason(found.ending).format(arm=shown_name(found.arm))}.")
+        other = found.ending.replace("_", " ") + " is as asked for; {arm} leads"
+        reason = _REASONS.get(found.ending, other).format(arm=shown_name(found.arm))
+        lines.append(f"Stop at {at}: {reason}.")
     else:
         lines.append(f"Continue after {at}; the next look is at {found.next_look} decisions.")
         if not found.is_due and found.next_look == design.last_rows and num_pending and design.max_rows is not None:
