@@ -87,8 +87,9 @@ def _shares(experiment: Experiment, contexts: Any) -> np.ndarray:
     mask = projection.task.arms.mask(None)
     if contexts is None:
         return experiment.next_propensities(projection, mask, None)
-    leaves, structure = jax.tree.flatten(subsample_contexts(contexts, _NUM_SHARES))
-    each = (structure.unflatten(map(np.asarray, own)) for own in zip(*leaves, strict=True))
+    some = subsample_contexts(contexts, _NUM_SHARES)
+    rows = range(len(jax.tree.leaves(some)[0]))
+    each = (jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], some) for row in rows)
     return np.mean([experiment.next_propensities(projection, mask, context) for context in each], axis=0)
 
 
