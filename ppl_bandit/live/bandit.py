@@ -254,7 +254,8 @@ class Bandit(ReadableBandit):
             mask = arms.all_allowed if allowed is None else arms.mask(allowed)
             if unit is not None or request_id is not None:
                 return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
-            self._refuse_stopped(projection, 1)
+            if self._design is not None:
+                refuse_stopped(projection, self._design, 1)
             num = check_size(projection, mask, size) if is_slate else None
             events = self._experiment.decide(projection, mask, context, num, is_slate=is_slate)
         task, learner = projection.task, projection.learner
