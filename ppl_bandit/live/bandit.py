@@ -29,9 +29,9 @@ from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment, record_identity
-from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Reported
+from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Report, Reported
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
-from ppl_bandit.journal.repeats import Ask, check_unit
+from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.memory import MemoryBackend
@@ -45,7 +45,7 @@ from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_d
 from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
 from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
-from ppl_bandit.live.reported_rewards import many_rewards, reward_values, update_request
+from ppl_bandit.live.reported_rewards import many_rewards, one_update, reward_values
 from ppl_bandit.live.reward_rows import learn_rows
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
@@ -375,7 +375,7 @@ class Bandit(ReadableBandit):
             if decision is None:
                 self._catch_up()
             given = decision, reward, arm, context, correct, shown, propensity, request_id
-            return self._learn(update_request(self._experiment.projection.task, *given))[1]
+            return self._learn(*one_update(self._experiment.projection.task, *given))[1]
 
     def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
         """Learn from many rewards at once; one that is refused leaves the others as they are.
@@ -432,7 +432,7 @@ class Bandit(ReadableBandit):
         if decisions is None:
             self._catch_up()
         given = (frame, arm, reward, decisions, arms, rewards, contexts, propensity, correct)
-        return self._learn(LearnRequest(many_rewards(self._task, *given)))[1]
+        return self._learn(many_rewards(self._task, *given))[1]
 
     def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:
         """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has.
@@ -440,7 +440,7 @@ class Bandit(ReadableBandit):
         Outcomes that were learnt already stay, unless `correct` removes them.
         """
         correct = check_flag(correct, "correct")
-        self._learn(LearnRequest(Discard(decision_ids(decision), correct)))
+        self._learn(Discard(decision_ids(decision), correct))
 
     def expire(self, older_than: Any = None, reward: Any = None, *, context: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.
@@ -460,7 +460,7 @@ class Bandit(ReadableBandit):
         until = time.time() - as_seconds(older_than, "older_than")
         late, _ = check_late_values(self.model, self._late, context, None, "context")
         values = None if reward is None else Reported(reward_values(self.model, reward), late)
-        return len(self._learn(LearnRequest(Expiry(until, values)))[0])
+        return len(self._learn(Expiry(until, values))[0])
 
     def _expire_overdue(self) -> int:
         """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
@@ -474,8 +474,7 @@ class Bandit(ReadableBandit):
         if not experiment.store.pending(*place):
             experiment.settled_until = experiment.store.first_after(*place) - 1
             return 0
-        expiry = Expiry(until, None if default is None else Reported(default))
-        return len(self._learn(LearnRequest(expiry))[0])
+        return len(self._learn(Expiry(until, None if default is None else Reported(default)))[0])
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.
@@ -627,11 +626,11 @@ class Bandit(ReadableBandit):
         projection = super()._catch_up(wait=wait)
         return self._experiment.projection if self._expire_overdue() else projection
 
-    def _learn(self, request: LearnRequest) -> tuple[list[Event], Any]:
+    def _learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
         """Learn from what is reported, and record it; return the events and the diagnostics. An error changes nothing."""
         if self._is_closed or os.getpid() != self._pid:
             self._check_process()
-        experiment = self._experiment
+        experiment, request = self._experiment, LearnRequest(report, repeat)
         with call_within(experiment.store.timeout):
             recorded, info, notes = experiment.learn(request)
         if experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:

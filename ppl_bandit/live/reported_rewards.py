@@ -11,7 +11,7 @@ from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
 from ppl_bandit.inputs.numbers import as_numbers
-from ppl_bandit.journal.outcome_events import Import, LearnRequest, Report, Reported, Rewards
+from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
 from ppl_bandit.journal.repeats import Repeat, check_unit
 from ppl_bandit.live.asking import plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
@@ -19,10 +19,10 @@ from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["many_rewards", "reported_reward", "reward_values", "update_request"]
+__all__ = ["many_rewards", "one_update", "reported_reward", "reward_values"]
 
 
-def update_request(
+def one_update(
     task: Task,
     decision: Any = None,
     reward: Any = None,
@@ -32,8 +32,8 @@ def update_request(
     shown: Any = None,
     propensity: Any = None,
     request_id: Any = None,
-) -> LearnRequest:
-    """Return what `Bandit.update` learns from; the arguments are its arguments."""
+) -> tuple[Report, Repeat | None]:
+    """Return what is reported by `Bandit.update`, and its request; the arguments are its arguments."""
     repeat = None
     if request_id is not None:
         given = decision, reward, arm, context, correct, shown, propensity
@@ -46,7 +46,7 @@ def update_request(
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
         reported = reported_reward(task, decision, reward, context, shown, propensity)
-        return LearnRequest(Rewards(reported, correct), repeat)
+        return Rewards(reported, correct), repeat
     if shown is not None or propensity is not None:
         raise ValueError(
             "shown= and propensity= need a decision: without one, give arm=, or update_many(arms=, propensity=)"
@@ -59,7 +59,7 @@ def update_request(
     context = check_contexts(task.model, context, None, "context")
     rewards = check_rewards(task.model, reward, None, "reward")
     contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-    return LearnRequest(Import(Rows(np.array([index]), rewards, contexts)), repeat)
+    return Import(Rows(np.array([index]), rewards, contexts)), repeat
 
 
 def reported_reward(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import LearnRequest, Reported, Rewards
 from ppl_bandit.live.decisions import decision_ids
-from ppl_bandit.live.reported_rewards import reported_reward, update_request
+from ppl_bandit.live.reported_rewards import one_update, reported_reward
 from ppl_bandit.posterior.task import Task
 
 __all__ = ["learn_rows"]
@@ -70,7 +70,7 @@ def _parts(
             if row.get("reward") is not None and row.keys() <= _TOGETHER and len(ids) == 1:
                 together[index] = reported_reward(task, **row)
             else:
-                parts.append(_Part({index: {}}, update_request(task, **row)))
+                parts.append(_Part({index: {}}, LearnRequest(*one_update(task, **row))))
             seen.update(ids)
         except (ValueError, TypeError) as error:
             found[index] = error
