@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.families.posterior import Natural
-from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.numerics.arrow_matrices import Arrow
+from ppl_bandit.runtime.conditional_execution import apply_where
 
 __all__ = ["CovarianceRoots", "add_rows", "factorize", "gaussian_integral", "precisions_of"]
 

@@ -28,15 +28,15 @@ from ppl_bandit.engines.exact.families.posterior import (
     where_finite,
 )
 from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE
-from ppl_bandit.engines.particles.conditional_execution import (
+from ppl_bandit.engines.particles.tempering import TemperingResult
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
+from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
+from ppl_bandit.runtime.conditional_execution import (
     ConditionalTask,
     apply_where,
     compute_where_needed,
     run_where_needed,
 )
-from ppl_bandit.engines.particles.tempering import TemperingResult
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
-from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
 
 __all__ = ["DataUpdate", "add_to_buffer", "add_to_sums", "certify_and_summarize"]
 

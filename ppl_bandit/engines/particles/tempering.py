@@ -19,7 +19,6 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS
-from ppl_bandit.engines.particles.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.engines.particles.covariance import (
     jittered_root,
     log_kernel,
@@ -35,6 +34,7 @@ from ppl_bandit.engines.particles.weights import (
     weight_ess,
 )
 from ppl_bandit.numerics import random_bits
+from ppl_bandit.runtime.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
 
 __all__ = ["MAX_DIMS_AT_ONCE", "TemperingResult", "follow_path", "max_autocorrelation"]

@@ -11,7 +11,6 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, passing_value
-from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
 from ppl_bandit.engines.particles.importance import PriorProbes, log_unseen_mass, num_searches, propose
 from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
@@ -24,6 +23,7 @@ from ppl_bandit.engines.particles.weights import (
     variance_of_mean,
     weight_ess,
 )
+from ppl_bandit.runtime.conditional_execution import apply_where
 from ppl_bandit.types import Key
 
 __all__ = [
