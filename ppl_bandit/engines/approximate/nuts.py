@@ -12,7 +12,7 @@ from ppl_bandit.engines.checks import Info
 from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.particles.kernels import no_u_turn
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, MoveSettings
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, RefreshSettings
 from ppl_bandit.engines.row_buffer import append_rows, reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
@@ -22,7 +22,7 @@ from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key
 __all__ = ["nuts"]
 
 _REFRESH = RefreshSettings(
-    kernel=no_u_turn, first_length=2, first_coordinate_moves=16, min_narrowing=0.0, may_accept_proposals=False
+    MoveSettings(no_u_turn, first_length=2, first_coordinate_moves=16, min_narrowing=0.0), may_accept_proposals=False
 )
 
 

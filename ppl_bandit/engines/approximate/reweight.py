@@ -240,7 +240,8 @@ def _refresh(program: BlockProgram, key: Key, state: BlockState, block: Int[Arra
     if has_budget:
         num_chunks = jnp.maximum(-(-jnp.minimum(state.num_rows[block], state.buffer.num_rows) // CHUNK_SIZE), 1)
         work = num_operations(target.value_and_grad, positions[0])
-        settings = settings._replace(max_evaluations=jnp.maximum(MAX_WORK / (work * num_chunks), _MIN_EVALUATIONS))
+        max_evaluations = jnp.maximum(MAX_WORK / (work * num_chunks), _MIN_EVALUATIONS)
+        settings = settings._replace(moves=settings.moves._replace(max_evaluations=max_evaluations))
     probes = PriorProbes(positions, log_likelihood, has_unseen_mass)
     after = program.refresh(key, state, block, settings, state.of_block(block), probes)
     own = after.of_block(block)
