@@ -16,11 +16,13 @@ from jaxtyping import Array, Float
 
 __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "solve_and_step", "steps_along", "times"]
 
-_MIN_PIVOT = (
+MIN_PIVOT = (
     32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
 )
 _MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
-_MAX_BATCH_OPERATIONS = 100_000  # of one LAPACK call; jaxlib would split a batch of twice as many between threads
+# Of one LAPACK call; jaxlib would split a batch of twice as many between threads, and two of these can wait for each other for
+# ever (`runtime.cpu_threads`).
+MAX_BATCH_OPERATIONS = 100_000
 
 
 class Arrow(NamedTuple):
@@ -97,7 +99,7 @@ def gaussian_integral(
     would otherwise be attracted by a value that consists of rounding.
     """
     parts = _eliminate(arrow, linear)
-    smallest = _MIN_PIVOT * jnp.finfo(linear.dtype).eps
+    smallest = MIN_PIVOT * jnp.finfo(linear.dtype).eps
     gain = log_det = jnp.zeros((), linear.dtype)
     for factor, rhs, matrix, axis in (
         (parts.leaf, parts.leaf_rhs, arrow.leaves, 2),
@@ -236,7 +238,7 @@ def _solve_back(upper: list[Array] | Array, rhs: Array, axis: int) -> Array:
 
 
 def _batch_size(num_rows: int) -> int:
-    return max(1, _MAX_BATCH_OPERATIONS // num_rows**3)
+    return max(1, MAX_BATCH_OPERATIONS // num_rows**3)
 
 
 def _solve_transposed(given: tuple[Array, Array]) -> Array:

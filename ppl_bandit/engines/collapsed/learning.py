@@ -27,7 +27,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     where_finite,
 )
-from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE
+from ppl_bandit.engines.exact.update import MAX_NUMBERS, MAX_ROWS_AT_ONCE
 from ppl_bandit.engines.particles.tempering import PathParticles
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
 from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
@@ -39,8 +39,6 @@ from ppl_bandit.runtime.conditional_execution import (
 )
 
 __all__ = ["DataUpdate", "add_to_buffer", "add_to_sums", "certify_and_summarize"]
-
-_MAX_PARTICLE_ROWS = 1 << 21  # particles times rows whose statistics are computed at once
 
 
 class DataUpdate(NamedTuple):
@@ -190,7 +188,7 @@ def add_to_buffer(
     old_weights, data = read_buffer(state.buffer, discount).weights, WeightedRows(*read_buffer(buffer, discount)[:2])
     discounted = jax.tree.map(lambda leaf: keep * leaf, state.data_statistics)
     capacity = max(1, buffer.arm.shape[0])
-    batch = max(1, min(state.particles.positions.shape[0], _MAX_PARTICLE_ROWS // capacity))
+    batch = max(1, min(state.particles.positions.shape[0], MAX_NUMBERS // capacity))
 
     def over_particles(function: Callable[[Any], Any], positions: Array) -> Any:
         # As one vector each: `lax.map` cannot batch arrays without elements.

@@ -26,7 +26,9 @@ __all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "MoveSettings", 
 
 MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound
 _TARGET_ACCEPT = 0.8
-_ENOUGH_ESS = 0.5  # effective sample size, as a share of the particles, that needs no further window
+_ENOUGH_ESS = CHECKS[
+    "weight_ess"
+].bound  # effective sample size, as a share of the particles, that needs no further window
 _MAX_WINDOWS = 5
 _MIN_WINDOWS = 2  # windows before a decision that further windows are useless or unnecessary
 _TRAPPED = 0.8  # autocorrelation that should have fallen in a window of twice the length
