@@ -36,6 +36,7 @@ from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
     FEW_LATENTS,
+    MAX_MISSED_MASS,
     MAX_UNSEEN_MASS,
     MIN_ESS_SHARE,
     RefreshSettings,
@@ -66,7 +67,6 @@ MAX_WORK = 3_000_000
 _MIN_EVALUATIONS = 64  # of the density, whatever they cost: a first window and its coordinate moves
 _MAX_CONTINUED = 10  # moves in a row that may end at the budget; further ones wait until the particles are stale
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
-_MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
 
 
 class _BatchProgress(NamedTuple):
@@ -143,7 +143,7 @@ def _first_state(program: BlockProgram, key: Key, capacity: int) -> BlockState:
 
 def _max_log_probe_mass(program: BlockProgram) -> float:
     """Return the log mass, in units of a particle's, above which a probe shows that particles are missing."""
-    return math.log(max(2.0, _MAX_UNSEEN_MASS * program.num_particles))
+    return math.log(max(2.0, MAX_MISSED_MASS * program.num_particles))
 
 
 def _search_growth(program: BlockProgram) -> float:

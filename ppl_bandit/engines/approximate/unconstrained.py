@@ -30,16 +30,15 @@ from numpyro.distributions.transforms import IndependentTransform
 
 from ppl_bandit.engines.approximate.starts.outcome_locations import OutcomeLocations, outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
-from ppl_bandit.program.jaxpr.entry_reads import entries_read
+from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.runtime.compile_ahead import traced_once
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["MAX_ANALYSED", "PartialCentring", "Space", "unconstrained_space"]
+__all__ = ["PartialCentring", "Space", "unconstrained_space"]
 
 _LOCATION_SCALE = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
-MAX_ANALYSED = 2000  # latents; with more, the tables of which term reads which of them would be too large
 
 
 class PartialCentring(NamedTuple):
@@ -139,7 +138,7 @@ def unconstrained_space(model: RewardModel) -> Space:
 
     unconstrain = partial(_unconstrain, sites)
     space = Space(size, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
-    if size > MAX_ANALYSED:
+    if size > MAX_ENTRIES:
         return space
     locations = outcome_locations(model, constrain, size)
     space = space._replace(locations=None if locations is None else traced_once(locations))

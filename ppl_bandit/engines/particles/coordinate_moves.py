@@ -30,7 +30,6 @@ _MOVES_PER_ROUND = 4  # moves between two estimates of the funnel's shape
 _MAX_POWER, _MIN_POWER_ALONE, _MIN_POWER_SCALED = 1.0, -7.0, -1.0
 _MIN_DISTANCE = 1e-4  # smallest distance from the centre that counts, in standard deviations
 _NUM_ERRORS = 4.0  # a slope counts as nonzero beyond this many standard errors
-_MAX_LOG_SCALING = 30.0
 
 
 class EvaluatedParticles(NamedTuple):
@@ -125,7 +124,7 @@ def coordinate_moves(
             step = sd[j] * jnp.exp2(_MAX_POWER + (min_power - _MAX_POWER) * for_power) * normal
             step = jnp.where(is_evaluation, 0.0, step)
             slopes = jnp.where(is_scaled & ~is_evaluation, funnel.slopes[j], 0.0)
-            log_scaling = jnp.clip(step[:, None] * slopes, -_MAX_LOG_SCALING, _MAX_LOG_SCALING)
+            log_scaling = step[:, None] * slopes
             scaled = now.positions + jnp.expm1(log_scaling) * (now.positions - funnel.centre)
             proposed = scaled + step[:, None] * (jnp.arange(size) == j)
             log_prior, log_likelihood = jax.vmap(target.parts)(proposed)

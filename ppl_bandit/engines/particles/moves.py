@@ -40,7 +40,6 @@ class MoveEvidence(NamedTuple):
 
     Attributes:
         checks: of the moves, by their names in `CHECKS`; the effective sample size is that of the starting positions.
-        num_divergences: divergent transitions.
         is_sound: whether the moved particles may be used as draws of the target.
         is_mixed: whether all checks passed, except those of divergences and of the budget.
         num_transitions: of all windows.
@@ -49,7 +48,6 @@ class MoveEvidence(NamedTuple):
     """
 
     checks: dict[str, Float[Array, "*B"]]
-    num_divergences: Int[Array, "*B"]
     is_sound: Bool[Array, "*B"]
     is_mixed: Bool[Array, "*B"]
     num_transitions: Int[Array, "*B"]
@@ -152,7 +150,7 @@ def sound_evidence(dtype: Any) -> MoveEvidence:
     none, yes = jnp.zeros((), int), jnp.array(True)
     best = {"autocorrelation": 0, "drift": 0, "divergences": 0, "acceptance": 1, "unmoved": 0, "ess": 1, "density": 1}
     checks = {name: jnp.asarray(value, dtype) for name, value in {**best, "budget": 1}.items()}
-    return MoveEvidence(checks, none, yes, yes, none, none, none)
+    return MoveEvidence(checks, yes, yes, none, none, none)
 
 
 def move(
@@ -286,7 +284,6 @@ def _next_window(key: Key, plan: _Plan, before: _Window) -> _Window:
     before_share = before.evidence.checks["divergences"]
     evidence = MoveEvidence(
         checks,
-        run.num_divergences,
         is_sound,
         is_mixed,
         before.evidence.num_transitions + run.number,

@@ -47,8 +47,6 @@ MAX_DIMS_AT_ONCE = 12  # dimensions of which a move changes all
 _NUM_MOVED = 4  # coordinates that a move changes if there are more
 _HALF_DEGREES = 3  # 6 degrees of freedom of the Student-t law
 _BISECTIONS = 16
-# Phases of a stage. Phases above `_RESAMPLE` are moves.
-_LOOK_AHEAD, _RESAMPLE = 0, 1
 
 
 class PathParticles(NamedTuple):
@@ -132,7 +130,7 @@ def _follow_path(
 
     def is_unfinished(stage: _Stage) -> Bool[Array, ""]:
         # After the last stage the weights to the end of the path are still evaluated once.
-        is_exhausted = (stage.particles.num_stages >= _MAX_STAGES) & (stage.phase > _LOOK_AHEAD)
+        is_exhausted = (stage.particles.num_stages >= _MAX_STAGES) & (stage.phase > 0)
         return is_needed & (stage.part < 1.0) & ~is_exhausted
 
     def body(stage: _Stage) -> _Stage:
@@ -140,11 +138,11 @@ def _follow_path(
         shape = (num_particles + 1, num_dims + _HALF_DEGREES + 1)
         uniform = random_bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, stage.number)
         proposed, log_odds = jax.lax.cond(
-            stage.phase > _RESAMPLE,
+            stage.phase > 1,
             lambda: _propose(uniform[1:, 1:], uniform[0, 1 : num_dims + 1], particles.positions, stage.phase % 2 == 0),
             lambda: (particles.positions, jnp.zeros_like(start.log_weights)),
         )
-        found = log_targets(data, proposed, jnp.where(stage.phase == _LOOK_AHEAD, 1.0, stage.next_part))
+        found = log_targets(data, proposed, jnp.where(stage.phase == 0, 1.0, stage.next_part))
         is_undefined = jnp.isnan(found) | (found == jnp.inf)
         found = jnp.where(is_undefined, -jnp.inf, found)
         is_spent = jnp.array(False) if max_evaluations is None else stage.number >= max_evaluations
@@ -207,13 +205,13 @@ def _accept(
     """Accept or reject proposals, and end the stage once the autocorrelation with its start is small or the budget spent."""
     particles = stage.particles
     positions = jnp.where(is_accepted[:, None], proposed, particles.positions)
-    num_moves, sum_undefined = stage.phase - _RESAMPLE, stage.sum_undefined + jnp.mean(is_undefined)
+    num_moves, sum_undefined = stage.phase - 1, stage.sum_undefined + jnp.mean(is_undefined)
     autocorrelation = coordinate_autocorrelation(stage.starts, positions)
     is_mixed = autocorrelation <= max_autocorrelation(len(log_targets))
     is_done = (num_moves >= _MIN_MOVES) & (is_mixed | is_spent) | (num_moves >= _MAX_MOVES)
     return stage._replace(
         part=jnp.where(is_done, stage.next_part, stage.part),
-        phase=jnp.where(is_done, _LOOK_AHEAD, stage.phase + 1),
+        phase=jnp.where(is_done, 0, stage.phase + 1),
         sum_undefined=sum_undefined,
         particles=particles._replace(
             positions=positions,

@@ -27,6 +27,7 @@ from ppl_bandit.types import Key
 
 __all__ = [
     "FEW_LATENTS",
+    "MAX_MISSED_MASS",
     "MAX_UNSEEN_MASS",
     "MIN_ESS_SHARE",
     "MAX_ROUNDING",
@@ -44,9 +45,8 @@ StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Arra
 
 _NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
 MAX_UNSEEN_MASS = CHECKS["unseen_mass"].bound  # of modes that have less than a quarter of their share of particles
-_MAX_UNDEFINED = (
-    0.005  # of the proposals, whose likelihood may be nan or infinite: their region may hold posterior mass
-)
+# Posterior mass of a probe, and share of proposals whose likelihood is nan or infinite, that the particles may miss.
+MAX_MISSED_MASS = 0.005
 MIN_ESS_SHARE = CHECKS["ess"].bound
 MAX_ROUNDING = 0.02  # nats of a log density; see the check of the precision
 
@@ -69,7 +69,7 @@ class WeightedParticles(NamedTuple):
             particles; -inf for the others.
         log_constant, constant_error: log normalising constant of the prior and its squared error; both 0 unless the program
             has factors.
-        num_refreshes, num_moves: how often the particles were renewed, and how often by moves.
+        num_refreshes: how often the particles were renewed.
     """
 
     positions: Float[Array, "*B M k"]
@@ -87,7 +87,6 @@ class WeightedParticles(NamedTuple):
     log_constant: Float[Array, "*B"]
     constant_error: Float[Array, "*B"]
     num_refreshes: Int[Array, "*B"]
-    num_moves: Int[Array, "*B"]
 
 
 class RefreshSettings(NamedTuple):
@@ -117,7 +116,7 @@ def prior_particles(
     """
     num, size = positions.shape
     dtype = positions.dtype
-    zero, no_count = jnp.zeros((), dtype), jnp.zeros((), int)
+    zero = jnp.zeros((), dtype)
     num_modes = num_searches(num_data_starts(size) if has_data_starts else 0)
     return WeightedParticles(
         positions,
@@ -134,8 +133,7 @@ def prior_particles(
         log_unseen_mass=jnp.full(num_modes, -jnp.inf, dtype),
         log_constant=logsumexp(log_weights) - math.log(num),
         constant_error=_relative_variance(log_weights),
-        num_refreshes=no_count,
-        num_moves=no_count,
+        num_refreshes=jnp.zeros((), int),
     )
 
 
@@ -216,7 +214,7 @@ def refresh_particles(
     is_undefined = jnp.isnan(proposal.log_likelihood) | (proposal.log_likelihood == jnp.inf)
     share_undefined = jnp.mean(is_undefined & jnp.isfinite(proposal.log_prior))
     return end._replace(
-        evidence=end.evidence.doubted_where(share_undefined > _MAX_UNDEFINED),
+        evidence=end.evidence.doubted_where(share_undefined > MAX_MISSED_MASS),
         modes=centre + proposal.modes.position @ root.T,
         log_unseen_mass=log_unseen_mass(proposal, standardize(end.positions, centre, root)),
     )
@@ -268,7 +266,6 @@ def _move(
         step_size=moved.step_size,
         variance=squared_correlation * variance + (1.0 - squared_correlation) / len(starts.positions),
         evidence=moved.evidence._replace(is_sound=moved.evidence.is_sound | is_sound_start),
-        num_moves=starts.num_moves + 1,
     )
 
 
