@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
-from ppl_bandit.engines.approximate.starts.outcome_locations import OutcomeLocations, outcome_locations
+from ppl_bandit.engines.approximate.outcome_locations import OutcomeLocations, outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
 from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
