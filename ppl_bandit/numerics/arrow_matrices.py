@@ -14,12 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "solve_and_step", "steps_along", "times"]
+__all__ = [
+    "MAX_BATCH_OPERATIONS",
+    "MAX_UNROLLED",
+    "MIN_PIVOT",
+    "Arrow",
+    "as_arrow",
+    "as_matrix",
+    "gaussian_integral",
+    "solve",
+    "solve_and_step",
+    "steps_along",
+    "times",
+]
 
-MIN_PIVOT = (
-    32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
-)
-_MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
+# In roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%.
+MIN_PIVOT = 32.0
+MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
 # Of one LAPACK call; jaxlib would split a batch of twice as many between threads, and two of these can wait for each other for
 # ever (`runtime.cpu_threads`).
 MAX_BATCH_OPERATIONS = 100_000
@@ -187,7 +198,7 @@ def _factorize(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[A
     size = matrix.shape[axis]
     if not size:
         return _Factor([], sides[-1][_at(axis + 1, 0)]), list(sides)
-    if size > _MAX_UNROLLED:
+    if size > MAX_UNROLLED:
         return _factorize_one_by_one(matrix, axis, *sides)
     upper, pivots, solved = [], [], []
     parts = [matrix, *sides]

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.exact.certificate.certificate import excess_of
 from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.gaussian import reals_of
+from ppl_bandit.engines.exact.families.gaussian import invert_blocks, reals_of
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
     Natural,
@@ -36,7 +36,6 @@ from ppl_bandit.engines.moving.kalman import certify_row, read_row
 from ppl_bandit.engines.moving.linear_step import (
     LinearStep,
     derive_step,
-    invert_blocks,
     is_linear_step,
     joint_layout,
     predict,

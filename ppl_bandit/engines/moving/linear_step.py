@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro import handlers
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
-from ppl_bandit.engines.exact.families.gaussian import blocks_of, padding
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, invert_blocks, padding
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, latents_at
 from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
@@ -30,7 +30,6 @@ __all__ = [
     "PREFIX",
     "LinearStep",
     "derive_step",
-    "invert_blocks",
     "is_linear_step",
     "joint_layout",
     "measure_step",
@@ -207,14 +206,6 @@ def predict(step: LinearStep, posterior: Posterior) -> Posterior:
     later = matrix @ covariance @ jnp.swapaxes(matrix, -1, -2) + noise
     mean = jnp.einsum("rst,rt->rs", matrix, posterior.mean) + offset
     return posterior._replace(mean=mean, precision=invert_blocks(0.5 * (later + jnp.swapaxes(later, -1, -2))))
-
-
-def invert_blocks(matrices: Float[Array, "R S S"]) -> Float[Array, "R S S"]:
-    """Return the inverse of each positive definite block."""
-    if matrices.shape[-1] == 1:
-        return 1.0 / matrices
-    found = jnp.linalg.inv(matrices)
-    return 0.5 * (found + jnp.swapaxes(found, -1, -2))
 
 
 def _matrices(layout: Layout, dense: Float[Array, "D D"]) -> Any:
