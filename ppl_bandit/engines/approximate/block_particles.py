@@ -16,7 +16,7 @@ from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import Blocks, independent_blocks
 from ppl_bandit.engines.approximate.noncentred_refresh import refresh_block
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
-from ppl_bandit.engines.checks import Info, make_info, worst_values
+from ppl_bandit.engines.checks import Info, checks_text, make_info, worst_values
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.engines.particles.weighted_particles import (
@@ -31,7 +31,23 @@ from ppl_bandit.engines.row_buffer import Buffer, empty_buffer, row_mask
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["BlockProgram", "BlockState", "block_program"]
+__all__ = ["CHECKS_TEXT", "BlockProgram", "BlockState", "block_program"]
+
+
+CHECKS_TEXT = checks_text(
+    (
+        "ess",
+        "weight_ess",
+        "k_hat",
+        "autocorrelation",
+        "drift",
+        "divergences",
+        "acceptance",
+        "unmoved",
+        "density",
+        "unseen_mass",
+    )
+)
 
 
 class BlockState(NamedTuple):

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool
 
-from ppl_bandit.engines.approximate.block_particles import BlockState, block_program
+from ppl_bandit.engines.approximate.block_particles import CHECKS_TEXT, BlockState, block_program
 from ppl_bandit.engines.checks import Info
 from ppl_bandit.engines.explanation import explain_approximate
-from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.particles.kernels import no_u_turn
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, MoveSettings
-from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, RefreshSettings
+from ppl_bandit.engines.particles.moves import MoveSettings
+from ppl_bandit.engines.particles.weighted_particles import RefreshSettings
 from ppl_bandit.engines.row_buffer import append_rows, reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -108,9 +107,7 @@ def _explain(model: RewardModel, num_draws: int, refresh_every: int, discount: f
         discount,
         {
             "approximated": f"the posterior, by {num_draws} draws of Markov chains; its form is arbitrary",
-            "checks": f"the autocorrelation of the chains with their starting positions, at most {MAX_AUTOCORRELATION}, "
-            f"effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite log "
-            f"densities; for chains that started at importance draws with a Pareto k-hat of at most {MAX_K_HAT}, drift and "
-            "finite log densities alone",
+            "checks": f"{CHECKS_TEXT}; of chains that started at accepted importance draws, drift and finite log densities "
+            "alone",
         },
     )

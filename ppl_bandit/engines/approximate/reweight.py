@@ -25,7 +25,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.block_particles import BlockProgram, BlockState, block_program
+from ppl_bandit.engines.approximate.block_particles import CHECKS_TEXT, BlockProgram, BlockState, block_program
 from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE
 from ppl_bandit.engines.approximate.noncentred_refresh import record_readings
 from ppl_bandit.engines.checks import CHECKS, Info
@@ -33,7 +33,6 @@ from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.log_density import num_operations
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
     FEW_LATENTS,
     MAX_MISSED_MASS,
@@ -394,10 +393,7 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
         {
             "approximated": f"the posterior, by {num_particles} weighted draws of {size} latent numbers{separate}; its form is "
             "arbitrary",
-            "checks": f"effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
-            f"half; Pareto k-hat, at most {MAX_K_HAT}; after Markov steps, the autocorrelation with the starting positions, at "
-            f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of modes that "
-            f"the search found and that have too few draws, at most {MAX_UNSEEN_MASS:.0%}",
+            "checks": CHECKS_TEXT,
             "not seen": "a region that neither a draw nor the search for modes reaches, and modes that together hold less "
             f"than {MAX_UNSEEN_MASS:.0%} of the mass",
         },

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.checks import CHECKS, Info, make_info
+from ppl_bandit.engines.checks import CHECKS, Info, checks_text, make_info
 from ppl_bandit.engines.collapsed.collapsed_posterior import (
     CollapsedPosterior,
     CollapsedState,
@@ -296,9 +296,7 @@ def _explain(
         f"    largest residual {residual_text(split.evidence)}; every new datum is certified likewise before it is absorbed",
         "approximated": f"{outer} ({split.space.size} dimension{'s' * (split.space.size > 1)}), by particles of the marginal "
         "posterior",
-        "checks": f"effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "
-        f"after a refresh,\n    autocorrelation with the starting positions, at most "
-        f"{max_autocorrelation(num_particles):.2f}; rounding of log\n    densities, at most {MAX_ROUNDING} nats",
+        "checks": checks_text(("weight_ess", "k_hat", "path_autocorrelation", "precision")),
         "not seen": f"a region of {outer} that no particle reached, and modes that together hold less than "
         f"{MAX_UNSEEN_MASS:.0%} of the mass",
         "stored of the data": rows
