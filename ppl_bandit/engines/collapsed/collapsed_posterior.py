@@ -36,7 +36,9 @@ __all__ = [
     "roundings_of",
 ]
 
-_MAX_CACHED = 1 << 22  # numbers in `outer_statistics` that a state caches; larger ones are computed again
+_MAX_CACHED = (
+    1 << 22
+)  # numbers in `outer_statistics` that a state, and every checkpoint, holds: 34 MB; more are computed again
 
 
 class StatisticsAtOuterValues(NamedTuple):

@@ -25,11 +25,11 @@ from ppl_bandit.types import Key
 __all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "MoveSettings", "move", "sound_evidence"]
 
 MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound
-_TARGET_ACCEPT = 0.8
+_TARGET_ACCEPT = 0.8  # as in Stan
 _ENOUGH_ESS = CHECKS[
     "weight_ess"
 ].bound  # effective sample size, as a share of the particles, that needs no further window
-_MAX_WINDOWS = 5
+_MAX_WINDOWS = 5  # 4 + 8 + 16 + 32 + 64 transitions
 _MIN_WINDOWS = 2  # windows before a decision that further windows are useless or unnecessary
 _TRAPPED = 0.8  # autocorrelation that should have fallen in a window of twice the length
 _MIN_DECAY = 0.5  # a window of twice the length should reduce the share of divergent transitions to at most this

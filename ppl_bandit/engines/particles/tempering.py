@@ -46,7 +46,7 @@ _MIN_ESS_SHARE = 0.25  # effective sample size at the end of a stage, as a share
 MAX_DIMS_AT_ONCE = 12  # dimensions of which a move changes all
 _NUM_MOVED = 4  # coordinates that a move changes if there are more
 _HALF_DEGREES = 3  # 6 degrees of freedom of the Student-t law
-_BISECTIONS = 16
+_BISECTIONS = 16  # a part of the path to 2^-16
 
 
 class PathParticles(NamedTuple):
