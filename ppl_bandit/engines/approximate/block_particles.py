@@ -33,21 +33,8 @@ from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["CHECKS_TEXT", "BlockProgram", "BlockState", "block_program"]
 
-
-CHECKS_TEXT = checks_text(
-    (
-        "ess",
-        "weight_ess",
-        "k_hat",
-        "autocorrelation",
-        "drift",
-        "divergences",
-        "acceptance",
-        "unmoved",
-        "density",
-        "unseen_mass",
-    )
-)
+_CHECKS = "ess weight_ess k_hat autocorrelation drift divergences acceptance unmoved density unseen_mass"
+CHECKS_TEXT = checks_text(_CHECKS.split())
 
 
 class BlockState(NamedTuple):
