@@ -115,7 +115,6 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
     """
     capacity = buffer.arm.shape[0]
     new = row[:3]
-    # Comparing with all stored rows takes %MEASURE%.
     is_same = (jnp.arange(capacity) < buffer.num_rows) & merges
     for stored, value in zip(jax.tree.leaves(buffer[:3]), jax.tree.leaves(new), strict=True):
         is_same &= jnp.all((stored == value).reshape(capacity, -1), axis=1)
