@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
+from ppl_bandit.evaluation.rejection import accepted_rows
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
 __all__ = ["any_selector_part", "rejection_part", "selector_part", "show"]
@@ -155,12 +155,12 @@ def rejection_part(map_chunks, num_logs, num_rows=1200, chunk=25):
 def rejection_chunk(seeds, num_rows):
     """Return, for each log, the true rates of the accepted decisions and the mean of their rewards."""
     model, engine, _ = built()
-    accept, found = accept_function(model, engine, selectors.thompson()), []
+    thompson, found = selectors.thompson(), []
     for seed in seeds:
         rng = np.random.default_rng(seed)
         arms = rng.integers(0, 2, num_rows)
         rewards = (rng.random(num_rows) < RATES[arms]).astype(float)
         log = LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
-        rows = accepted_rows(model, engine, accept, log, seed=seed)
+        rows = accepted_rows(model, engine, thompson, log, seed=seed)
         found.append((RATES[arms[rows]], rewards[rows].mean()))
     return found
