@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from bench_collapsed_simulation import MEANS, hierarchy
+import numpyro
+import numpyro.distributions as dist
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
@@ -31,8 +32,17 @@ from ppl_bandit.runtime.xla_options import in_order_options
 from ppl_bandit.types import Interaction
 
 MODELS = ("gaussian_hierarchy", "hierarchical_spread", "beta_hierarchy", "ridge_regression")
+MEANS = (0.4, 0.7, 1.0, 1.3, 1.7)
 NUM_DRAWS = 4000
 NUM_STEPS = 40
+
+
+def hierarchy(arm):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+    with numpyro.plate("arms", len(MEANS)):
+        mean = numpyro.sample("mean", dist.Normal(common, spread))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
 
 
 def load(name):
