@@ -120,7 +120,7 @@ def evaluate_arms(
 
     Returns:
         A DataFrame by arm: estimate, standard_error, lower, upper, as of `evaluate`; sequence_lower, sequence_upper, the last
-        row of the confidence sequence; is_refused.
+        row of the confidence sequence; is_refused; and the verdict on the arm alone.
     """
     import pandas
 
@@ -136,8 +136,17 @@ def evaluate_arms(
     for arm in names:
         found = evaluate_decisions(decisions, arm, level=each, bounds=bounds, means=means)
         ends = found.sequence.iloc[-1][["lower", "upper"]]
-        rows.append((found.estimate, found.standard_error, *found.interval, *ends, found.is_refused))
-    columns = ["estimate", "standard_error", "lower", "upper", "sequence_lower", "sequence_upper", "is_refused"]
+        rows.append((found.estimate, found.standard_error, *found.interval, *ends, found.is_refused, found.verdict))
+    columns = [
+        "estimate",
+        "standard_error",
+        "lower",
+        "upper",
+        "sequence_lower",
+        "sequence_upper",
+        "is_refused",
+        "verdict",
+    ]
     return pandas.DataFrame(rows, index=pandas.Index([shown_name(arm) for arm in names], name="arm"), columns=columns)
 
 
