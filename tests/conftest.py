@@ -37,7 +37,6 @@ os.environ.setdefault("XLA_FLAGS", flags)
 gc.set_threshold(100_000, 20, 100)
 # These files run first: a process takes one file after the other, and at the end the other process would wait for it.
 LONGEST = (
-    "test_user_options.py",
     "test_engines_contract.py",
     "test_operating_characteristics.py",
     "test_docs.py",
