@@ -13,7 +13,6 @@ import pytest
 FOLDER = Path(__file__).parent
 CHECKS = {
     "every approximate engine": "engines/test_engines_contract.py::test_a_batch_leads_to_the_exact_posterior",
-    "engines of a live bandit": "engines/test_log_evidence.py",
     "a live bandit": "live/test_bandit.py",
     "a simulation": "simulation/test_simulation.py",
 }
