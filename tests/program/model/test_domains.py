@@ -243,12 +243,12 @@ def rates_by(value):
     return program
 
 
-@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("case", slow_but(SHARED, "an index that all arms round to", "a weight of zero"))
 def test_arms_that_share_one_rate_are_noted(case):
     assert "the same expected reward" in RewardModel(rates_by(SHARED[case]), 3).expected_reward_note
 
 
-@pytest.mark.parametrize("case", APART)
+@pytest.mark.parametrize("case", slow_but(APART, "two arms that share", "a choice", "an offset"))
 def test_arms_with_rates_of_their_own_are_not(case):
     assert RewardModel(rates_by(APART[case]), 3).expected_reward_note == ""
 
