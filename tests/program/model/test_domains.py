@@ -266,6 +266,7 @@ def test_a_model_takes_a_program_for_any_number_of_arms():
     model = RewardModel(program, 4)
     assert model.latent_shapes == {"rate": (4,)}
     assert RewardModel(model.program, 4).latent_shapes == {"rate": (4,)}
+    assert RewardModel(program, 4).program is model.program  # bandits of the same program share a start
     assert model.sample_prior(jr.key(0), 3)["rate"].shape == (3, 4)
 
 
