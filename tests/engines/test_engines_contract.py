@@ -198,7 +198,7 @@ def test_particles_estimate_the_log_evidence(name):
     assert 0 < float(info.log_evidence_error) < 0.2
     assert abs(float(info.log_evidence) - exact) < 4 * float(info.log_evidence_error)
     said = float(info.log_evidence), float(info.log_evidence_error)
-    assert engine.capabilities.log_evidence(state) == pytest.approx(said)
+    assert engine.capabilities.log_evidence(state) == pytest.approx(said, rel=1e-3)
 
 
 # What is counted does not depend on how much work an update is, so each does little.
