@@ -1,22 +1,23 @@
 """Coverage of intervals and confidence sequences after adaptive collection: python tests/benchmarks/evaluation_coverage.py.
 
 Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
-parts `gaussian`, `uniform`, `bernstein`, `contexts` (evaluation_with_contexts.py) and `limit` simulate decisions in NumPy,
-independently of the library; `any-selector`, `selectors`, `rejection` and `speed` use the library's own simulations
+parts `gaussian`, `uniform`, `bernstein` and `contexts` (evaluation_with_contexts.py) simulate decisions in NumPy,
+independently of the library; `any-selector`, `selectors` and `rejection` use the library's own simulations
 (evaluation_of_selectors.py). Estimates come from `ppl_bandit.evaluation`.
 """
 
 import argparse
 import math
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import evaluation_of_selectors as with_library
 import numpy as np
 from evaluation_of_selectors import show
 from evaluation_with_contexts import contexts_part
-from scipy.special import ndtr
 
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
@@ -25,28 +26,12 @@ from ppl_bandit.evaluation.confidence_sequences import (
 )
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+from simulated_logs import bernoulli_logs, gaussian_logs, log_of  # noqa: E402
 
 CHUNK = 250
-PARTS = ("gaussian", "uniform", "bernstein", "limit", "any-selector", "selectors", "rejection", "contexts", "speed")
-
-
-def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
-    """Play two Gaussian arms with means (gap, 0) and unit noise by Thompson sampling under Normal(0, 1) priors."""
-    means, rows = np.array([gap, 0.0]), np.arange(num_runs)
-    counts, sums = np.zeros((num_runs, 2)), np.zeros((num_runs, 2))
-    arms, rewards = np.zeros((num_runs, num_steps), int), np.zeros((num_runs, num_steps))
-    propensities = np.zeros((num_runs, num_steps, 2))
-    for step in range(num_steps):
-        centre, variance = sums / (counts + 1), 1 / (counts + 1)
-        first = floor + (1 - 2 * floor) * ndtr((centre[:, 0] - centre[:, 1]) / np.sqrt(variance.sum(1)))
-        arm = (rng.random(num_runs) >= first).astype(int)
-        reward = means[arm] + rng.normal(size=num_runs)
-        arms[:, step], rewards[:, step] = arm, reward
-        propensities[:, step] = np.stack([first, 1 - first], axis=1)
-        counts[rows, arm] += 1
-        sums[rows, arm] += reward
-    return arms, rewards, propensities
+PARTS = ("gaussian", "uniform", "bernstein", "any-selector", "selectors", "rejection", "contexts")
 
 
 def uniform_noise_thompson(rng, num_runs, num_steps, decay, num_draws=20, num_first=5):
@@ -109,7 +94,7 @@ def arm_scores(arms, rewards, propensities):
     return scores
 
 
-def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level, decay):
+def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level):
     """Return {name: (covered, missed below, missed above)} of one arm."""
     own = propensities[:, arm]
     found = {"naive": covers(naive(rewards[arms == arm]), truth, level)}
@@ -121,21 +106,19 @@ def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level, dec
 def gaussian_chunk(seed, gap, floor):
     """Return intervals of the losing arm and of the contrast, refusals, and whether the arm's sequence was ever wrong."""
     rng = np.random.default_rng(seed)
-    arms, rewards, propensities = gaussian_thompson(rng, CHUNK, 1000, gap, floor)
+    logs = arms, rewards, propensities = gaussian_logs(rng, CHUNK, 1000, (gap, 0.0), 1.0, floor)
     results, refused, wrong = [], [], []
     for run in range(CHUNK):
         own = arms[run], rewards[run], propensities[run]
         scores = arm_scores(*own)
-        found = intervals_of_arm(1, scores, *own, 0.0, 0.95, 0.0)
+        found = intervals_of_arm(1, scores, *own, 0.0, 0.95)
         contrast = estimators.weighted_contrast((scores[0], scores[1]), tuple(np.sqrt(propensities[run].T)))
         found["constant, contrast"] = covers(contrast, gap, 0.95)
         first, second = (naive(rewards[run][arms[run] == arm]) for arm in (0, 1))
         plain = Estimate(first.value - second.value, math.hypot(first.standard_error, second.standard_error))
         found["naive, contrast"] = covers(plain, gap, 0.95)
         results.append(found)
-        played = propensities[run, np.arange(1000), arms[run]]
-        log = LoggedDecisions((0, 1), arms[run], rewards[run], played, propensities[run])
-        refused.append(evaluate_decisions(log, 1).is_refused)
+        refused.append(evaluate_decisions(log_of(run, *logs), 1).is_refused)
         is_arm = arms[run] == 1
         count, total = np.cumsum(is_arm), np.cumsum(np.where(is_arm, rewards[run], 0.0))
         rho = normal_mixture_parameter(100.0, 0.05)
@@ -151,26 +134,15 @@ def uniform_chunk(seed):
     for run in range(CHUNK):
         own = arms[run], rewards[run], propensities[run]
         scores = arm_scores(*own)
-        found = [intervals_of_arm(arm, scores, *own, 1.0, 0.90, 0.7) for arm in range(3)]
+        found = [intervals_of_arm(arm, scores, *own, 1.0, 0.90) for arm in range(3)]
         results.append({name: np.mean([one[name] for one in found], axis=0) for name in found[0]})
     return results
 
 
 def bernstein_chunk(seed):
     """A policy that plays arm 0 with .7, Bernoulli arms (.3, .5), logged by Thompson sampling with a floor of .02."""
-    rng = np.random.default_rng(seed)
-    num_steps, rows = 1000, np.arange(CHUNK)
-    counts, weights, rewards = np.ones((CHUNK, 2, 2)), np.zeros((CHUNK, num_steps)), np.zeros((CHUNK, num_steps))
-    for step in range(num_steps):
-        total = counts.sum(2)
-        centre = counts[:, :, 0] / total
-        variance = (centre * (1 - centre) / (total + 1)).sum(1)
-        first = 0.02 + 0.96 * ndtr((centre[:, 0] - centre[:, 1]) / np.sqrt(variance))
-        arm = (rng.random(CHUNK) >= first).astype(int)
-        reward = rng.random(CHUNK) < np.array([0.3, 0.5])[arm]
-        counts[rows, arm, np.where(reward, 0, 1)] += 1
-        weights[:, step] = np.where(arm == 0, 0.7 / first, 0.3 / (1 - first))
-        rewards[:, step] = reward
+    arms, rewards, propensities = bernoulli_logs(np.random.default_rng(seed), CHUNK, 1000, (0.3, 0.5), 0.02)
+    weights = np.where(arms == 0, 0.7 / propensities[:, :, 0], 0.3 / propensities[:, :, 1])
     truth = 0.7 * 0.3 + 0.3 * 0.5
     wrong = []
     for run in range(CHUNK):
@@ -178,20 +150,6 @@ def bernstein_chunk(seed):
         upper = 1.0 - empirical_bernstein_lower(weights[run] * (1.0 - rewards[run]), 0.025)
         wrong.append(((lower > truth) | (upper < truth)).any())
     return wrong
-
-
-def limit_law_bias(num_runs, num_steps=1000):
-    """sqrt(T) times the bias of arm 0's sample mean: half of the rows at random, then .9 for the arm that led."""
-    rng = np.random.default_rng(7)
-    half = num_steps // 2
-    found = np.zeros(num_runs)
-    for run in range(num_runs):
-        arms = rng.integers(0, 2, num_steps)
-        rewards = rng.normal(size=num_steps)
-        leads = rewards[:half][arms[:half] == 0].mean() > rewards[:half][arms[:half] == 1].mean()
-        arms[half:] = rng.random(half) >= (0.9 if leads else 0.1)
-        found[run] = math.sqrt(num_steps) * rewards[arms == 0].mean()
-    return found
 
 
 def show_intervals(results, expected):
@@ -237,11 +195,6 @@ def main():
             with_library.rejection_part(pool.map, max(num_runs // 20, 10))
         if "contexts" in parts:
             contexts_part(pool.map, num_runs)
-    if "limit" in parts:
-        print("limit law: half at random, then .9 for the leader")
-        show("sqrt(T) bias of the sample mean", limit_law_bias(num_runs), "-.268")
-    if "speed" in parts:
-        with_library.speed_part()
 
 
 def use_one_core(counter):

@@ -17,7 +17,18 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import apply_primitive
 
-__all__ = ["DATA", "Reads", "connected_components", "entries_read", "fold_in_numpy", "is_known", "reads_of_results"]
+__all__ = [
+    "DATA",
+    "MAX_ENTRIES",
+    "Reads",
+    "connected_components",
+    "entries_read",
+    "fold_in_numpy",
+    "is_known",
+    "reads_of_results",
+]
+
+MAX_ENTRIES = 2000  # of an argument whose reads are analysed; the table of more would be too large
 
 DATA = object()  # an array whose numbers are unknown, and that does not depend on the argument
 
