@@ -138,7 +138,7 @@ class Forms(Entrywise):
     def simplex(self, shape: tuple[int, ...]) -> Entries:
         """Return simplexes along the last axis."""
         size, every = shape[-1], (1 << shape[-1]) - 1
-        simplexes = [{} for _ in range(math.prod(shape[:-1]))]
+        simplexes: list[dict[int, int]] = [{} for _ in range(math.prod(shape[:-1]))]
         parts = [self._share_of_elements(own, 1 << element, every) for own in simplexes for element in range(size)]
         return self.entries(parts, shape)
 
@@ -528,7 +528,7 @@ class Forms(Entrywise):
             except NotAnalytic:
                 pass
         has_sign = x.monomial is not None and (x.monomial[1] is not None or not self._has_outer)
-        if has_sign and name == "abs":
+        if x.monomial is not None and has_sign and name == "abs":
             return self._monomial(x.monomial[0], None)
         if has_sign and (name == "sign" or (is_comparison and Known(0) in parts)):
             return Data()
@@ -538,9 +538,9 @@ class Forms(Entrywise):
         """Return bounds that constants decide, of a form of low power."""
         terms = dict(form.terms or ())
         offset, rest = terms.pop(_ONE, 0.0), list(terms.items())
-        if len(rest) != 1 or offset is None or rest[0][1] is None:
+        powers, multiple = rest[0] if len(rest) == 1 else (_ONE, None)
+        if offset is None or multiple is None:
             return EVERYTHING
-        ((powers, multiple),) = rest
         is_linear = len(powers) == 1 and all(power == 1.0 for _, power in powers)
         is_share = is_linear and all(number in self._shares for (number, _), _ in powers)
         own = Range(_CLOSE if is_linear else math.ulp(0.0), math.nextafter(1.0, 0.0) if is_share else math.inf)
