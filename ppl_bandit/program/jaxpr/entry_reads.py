@@ -201,6 +201,8 @@ class _Affine(_Reads):
 
     def _sum(self, parts: Sequence[Any]) -> Any:
         parts = [part for part in parts if part != Known(0)]
+        if not parts:
+            return Known(0.0)
         forms = [part for part in parts if not self.is_data(part)]
         if not forms or _NOT_AFFINE in forms or len({form.power for form in forms}) > 1:
             return self._union(forms)

@@ -530,6 +530,9 @@ class Forms(Entrywise):
         has_sign = x.monomial is not None and (x.monomial[1] is not None or not self._has_outer)
         if x.monomial is not None and has_sign and name == "abs":
             return self._monomial(x.monomial[0], None)
+        is_with_infinity = any(isinstance(part, Known) and math.isinf(part.number) for part in parts)
+        if is_comparison and is_with_infinity:  # also a test for what data may have put there
+            return Data()
         if has_sign and (name == "sign" or (is_comparison and Known(0) in parts)):
             return Data()
         raise _NoForm
