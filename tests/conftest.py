@@ -37,7 +37,6 @@ os.environ.setdefault("XLA_FLAGS", flags)
 gc.set_threshold(100_000, 20, 100)
 # These files run first: a process takes one file after the other, and at the end the other process would wait for it.
 LONGEST = (
-    "test_user_options.py",
     "test_engines_contract.py",
     "test_operating_characteristics.py",
     "test_docs.py",
@@ -102,24 +101,38 @@ CACHING_MODULES = (
 )  # their caches hold compiled programs
 
 
-MAX_RESIDENT_BYTES = 1400 << 20  # two processes must stay under 4 GB, with what one more file adds to each
+MAX_RESIDENT_BYTES = 1500 << 20  # two processes must stay under 4 GB, with what one more file adds to each
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_programs_are_freed():
+def compiled_programs_are_freed(request):
     """Drop the compiled programs after a test file once they take much memory: kept to the end, they take gigabytes.
 
-    Until then the next files use them: models and engines of `shared_models`, and what JAX traced and compiled of its own.
+    First those of test files that have ended; if that is not enough, also what the next files would use: models and engines of
+    `shared_models`, and what JAX traced and compiled of its own.
     """
     yield
+    clear_caches(request.module)
     if "jax" not in sys.modules or resident_bytes() < MAX_RESIDENT_BYTES:
+        return
+    free_garbage()
+    if resident_bytes() < 0.8 * MAX_RESIDENT_BYTES:
         return
     for name, module in list(sys.modules.items()):
         if name.startswith(CACHING_MODULES):
-            for value in vars(module).values():
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+            clear_caches(module)
     sys.modules["jax"].clear_caches()
+    free_garbage()
+
+
+def clear_caches(module):
+    """Clear the caches of a module's own functions."""
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear") and getattr(value, "__module__", None) == module.__name__:
+            value.cache_clear()
+
+
+def free_garbage():
     gc.collect()
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library keeps most of the freed memory

@@ -1,11 +1,14 @@
-"""Bernoulli arms, which many test files play: a process proves and compiles them once."""
+"""Bernoulli arms, which a process proves and compiles once, and an engine that learns nothing, which compiles little."""
 
 import functools
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import jax.random as jr
 import numpyro
 import numpyro.distributions as dist
 
-from ppl_bandit import Bandit, RewardModel, selectors
+from ppl_bandit import Bandit, Engine, Explanation, RewardModel, selectors
 from ppl_bandit.evaluation.posterior_path import engine_of
 
 # Shared, because a selector that is made anew has compiled functions of its own.
@@ -44,3 +47,21 @@ def bernoulli_bandit(num_arms=3, **options):
     """Return a bandit whose functions are compiled once in a process, unless options change the selector or the draws."""
     model, engine = bernoulli_parts(num_arms)
     return Bandit(model, **({"engine": engine, "num_samples": 200} | options))
+
+
+class Trust(NamedTuple):
+    """What an engine must say of an update."""
+
+    is_trusted: Any
+
+
+def prior_engine(model):
+    """Draw the prior, anew after each update: for tests in which what is learnt plays no part."""
+
+    def update(key, state, rows):
+        return state + 1, Trust(jnp.asarray(True))
+
+    def sample(key, state, num_samples):
+        return model.sample_prior(jr.fold_in(key, state), num_samples)
+
+    return Engine(lambda key: jnp.zeros((), int), update, sample, Explanation("prior", False, "it learns nothing", {}))

@@ -16,40 +16,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Their blocks build many engines or simulate, which takes two thirds of the time of all pages, or prove what other tests prove:
-# run them with -m slow after editing them.
-SLOW_PAGES = (
-    "docs/alarms.md",
-    "docs/beyond-the-paper.md",
-    "docs/censored.md",
-    "docs/comparing.md",
-    "docs/conclusions.md",
-    "docs/conjugacy.md",
-    "docs/engines.md",
-    "docs/explain.md",
-    "docs/index.md",  # the program of the README
-    "docs/live-experiments.md",
-    "docs/moving-worlds.md",
-    "docs/off-policy-evaluation.md",
-    "docs/online.md",
-    "docs/partly-conjugate.md",
-    "docs/posterior-parameters.md",
-    "docs/reward-models.md",
-    "docs/scaling.md",
-    "docs/selectors.md",
-    "docs/simulating.md",
-    "docs/when-to-stop.md",
-    "docs/recipes/dose-finding.md",
-    "docs/recipes/prices.md",
-    "docs/recipes/prompts.md",
-    "docs/recipes/ranking.md",
-    "docs/recipes/subject-lines.md",
-    "docs/tutorials/candidates.md",
-    "docs/tutorials/contextual.md",
-    "docs/tutorials/delayed-outcomes.md",
-    "docs/tutorials/designing-a-trial.md",
-    "docs/tutorials/not-conjugate.md",
-    "docs/tutorials/order-value.md",
+# The blocks of the other pages build many engines or simulate, or prove what other tests prove: run them with -m slow after
+# editing them.
+DEFAULT_PAGES = (
+    "README.md",
+    "docs/auditing.md",
+    "docs/extending.md",
+    "docs/quickstart.md",
+    "docs/tutorials/open-bandit.md",
 )
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)  # an optional package that a page reads data from
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>.*)$")
@@ -124,13 +98,14 @@ def run_block(name: str, block: Block, namespace: dict) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW_PAGES else [])
-        for page, name in ((page, str(page.relative_to(ROOT))) for page in PAGES)
-    ],
-)
+def page_cases():
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        is_slow = name not in DEFAULT_PAGES and "```python" in page.read_text()
+        yield pytest.param(page, id=name, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("page", page_cases())
 def test_every_python_block_of_the_page_runs(page, tmp_path, monkeypatch):
     for needed in NEEDS.findall(page.read_text()):
         if importlib.util.find_spec(needed) is None:

@@ -1,5 +1,6 @@
 """The bundled models follow the rules for programs; no engine is involved."""
 
+import functools
 import inspect
 
 import jax
@@ -49,10 +50,11 @@ def trace(model, num_rows, latents=None):
     return handlers.trace(handlers.seed(program, jr.key(0))).get_trace(*arguments(model, num_rows))
 
 
-def abstract_trace(model, num_rows):
+@functools.cache
+def abstract_trace(name, num_rows):
     """Trace a program abstractly: shapes without values."""
     sites = {}
-    jax.eval_shape(lambda: sites.update(trace(model, num_rows)))
+    jax.eval_shape(lambda: sites.update(trace(load_model(name), num_rows)))
     return sites
 
 
@@ -68,8 +70,7 @@ def test_the_models_that_the_documentation_promises_are_bundled():
 @every_model
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_outcomes_have_one_value_a_row_and_are_not_observed(name, num_rows):
-    model = load_model(name)
-    sites = abstract_trace(model, num_rows)
+    model, sites = load_model(name), abstract_trace(name, num_rows)
     for outcome in model.outcomes:
         assert sites[outcome]["value"].shape == (num_rows,)
         assert not sites[outcome]["is_observed"]
@@ -80,8 +81,7 @@ def test_outcomes_have_one_value_a_row_and_are_not_observed(name, num_rows):
 @every_model
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_truth_names_every_latent_site_with_its_shape_and_lies_in_its_support(name, num_rows):
-    model = load_model(name)
-    sites = abstract_trace(model, num_rows)
+    model, sites = load_model(name), abstract_trace(name, num_rows)
     assert latent_shapes(sites, model) == {site: value.shape for site, value in model.truth.items()}
     for site, value in model.truth.items():
         assert np.all(sites[site]["fn"].support(value))

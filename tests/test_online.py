@@ -8,8 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.special import gammaln
+from shared_models import prior_engine
 
-from ppl_bandit import Online, engines
+from ppl_bandit import Online
 
 
 def counts():
@@ -97,7 +98,7 @@ def test_rows_that_arrive_late_are_put_in_their_place():
 
 def test_an_error_changes_nothing_and_names_what_is_wrong(line_data):
     x, y = line_data
-    online = Online(line)
+    online = Online(line, engine=prior_engine)
     with pytest.raises(ValueError, match="call update or predict first"):
         online.posterior()
     online.update({"y": y[:10]}, x=x[:10])
@@ -154,7 +155,7 @@ def test_a_logistic_program_agrees_with_nuts_on_all_data():
 
 
 def test_an_engine_without_evidence_says_so():
-    online = Online(counts, engine=engines.laplace)
+    online = Online(counts, engine=prior_engine)
     online.update({"y": np.full(40, 3.0)})
     with pytest.raises(ValueError, match="leave engine out, or use engines.reweight"):
         _ = online.log_evidence

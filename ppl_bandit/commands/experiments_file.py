@@ -1,5 +1,6 @@
 """The file of experiments that `ppl-bandit serve` reads (TOML), and the bandits that it describes."""
 
+import functools
 import os
 import re
 import tomllib
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.journal.journal import Journal
@@ -72,6 +73,12 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@functools.cache
+def _loaded(model: str) -> ModelFile:
+    """Load a model file once: experiments of one program share its proof and its compiled functions."""
+    return load_model(model)
+
+
 def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Journal]) -> Bandit:
     """Open the bandit of an experiment.
 
@@ -79,7 +86,7 @@ def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Jour
         name: in the address, and in the journal unless the settings have another.
         journals: those that are open, by URL; experiments in one journal share its connection.
     """
-    file, url = load_model(settings["model"]), settings["journal"]
+    file, url = _loaded(settings["model"]), settings["journal"]
     if url not in journals:
         journals[url] = Journal(url, timeout=_SECONDS_FOR_JOURNAL)
     given = {field: settings[field] for field in _PASSED if field in settings}
@@ -101,7 +108,7 @@ def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Jour
 
 def open_decider(name: str, settings: Mapping[str, Any]) -> Decider:
     """Open the decider of an experiment; its settings are those that the experiment was opened with."""
-    file, when_stale = load_model(settings["model"]), settings.get("when_stale", "decide")
+    file, when_stale = _loaded(settings["model"]), settings.get("when_stale", "decide")
     given = {"max_staleness": settings["max_staleness"]} if "max_staleness" in settings else {}
     return Decider(
         settings["journal"],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ppl_bandit.deciders.snapshots import channel_of, publish
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 
@@ -112,13 +113,14 @@ class Sealer:
         if not self._is_leading and time.monotonic() < self._next_try:
             return False
         self._next_try = time.monotonic() + _SAYING
-        was_leading, self._is_leading = self._is_leading, False
-        if self._leads is _nobody:
-            self._leads = self._lock.enter_context(self._experiment.store.lead(self._experiment.name))
-        self._is_leading = self._leads()
-        if not was_leading:
+        with call_within(self._experiment.store.timeout):
+            if self._leads is _nobody:
+                self._leads = self._lock.enter_context(self._experiment.store.lead(self._experiment.name))
+            is_leading = self._leads()
+        if not self._is_leading:
             self._published = None  # another process may have published since
-        return self._is_leading
+        self._is_leading = is_leading  # only now: `health` may be asked meanwhile
+        return is_leading
 
     def _run(self) -> None:
         while not self._closed.wait(self._seconds) and not self._bandit._is_closed:

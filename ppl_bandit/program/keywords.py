@@ -24,9 +24,18 @@ def bind_num_arms(program: Callable, num_arms: Any) -> Callable:
     """Return a program for a number of arms; one that does not take `num_arms` is returned unchanged."""
     if not takes(program, "num_arms"):
         return program
-    bound = functools.partial(program, num_arms=num_arms)
-    bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages quote it
-    return bound
+    kept = _kept(id(program), repr(num_arms))
+    if not kept or kept[0] is not program:
+        bound = functools.partial(program, num_arms=num_arms)
+        bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages quote it
+        kept[:] = program, bound
+    return kept[1]
+
+
+@functools.lru_cache(maxsize=8)
+def _kept(*key: Any) -> list[Callable]:
+    """Return the place of a program and of the same with a number of arms: one object, so that bandits share a start."""
+    return []
 
 
 def has_clock(program: Callable, context: Any) -> bool:

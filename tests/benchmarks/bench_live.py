@@ -1,4 +1,4 @@
-"""Live steps, batches, growth and start-up beside NumPy loops: python tests/benchmarks/bench_live.py [--parts live].
+"""Live steps, batches and growth beside NumPy loops: python tests/benchmarks/bench_live.py [--parts live].
 
 Implementations take turns of a few steps, so that other load on the machine affects all of them. A time is that of one
 `select` and one `update`; construction and compilation are measured separately. Writes `bench.json`, `bench.md` and
@@ -9,9 +9,7 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -44,18 +42,17 @@ def run_bench(
 
     Args:
         cases: names of problems.
-        parts: some of "live", "batches", "growth" and "start".
+        parts: some of "live", "batches" and "growth".
         num_steps: live steps of each implementation.
         num_samples: M.
 
     Returns:
         facts: date, machine, versions, settings. live: {case: [row of an implementation]}, in microseconds. batches: decisions
-        or rows a second. growth: of an engine that stores its rows. start: {case: {"cold" or "cached":
-        seconds since the process began}}. memory: the largest of this process, in megabytes.
+        or rows a second. growth: of an engine that stores its rows. memory: the largest of this process, in megabytes.
     """
     check_names(cases, CASES, "--cases")
-    check_names(parts, ("live", "batches", "growth", "start"), "--parts")
-    live, batches, growth, start = {}, {}, {}, {}
+    check_names(parts, ("live", "batches", "growth"), "--parts")
+    live, batches, growth = {}, {}, {}
     for name in cases if "live" in parts else ():
         progress(f"{name}: {num_steps} live steps of each implementation, in turn")
         case = CASES[name]
@@ -66,12 +63,8 @@ def run_bench(
     if "growth" in parts:
         progress(f"growth: {_GROWTH_STEPS:,} live steps of a logistic program")
         growth = _growth(num_samples)
-    for name in cases if "start" in parts else ():
-        progress(f"{name}: from the start of a process to its first decision and update, cold and cached")
-        start[name] = _starts(name)
     facts = _facts(num_steps, num_samples)
-    measured = {"live": live, "batches": batches, "growth": growth, "start": start}
-    found = {"facts": facts, **measured, "memory": _memory()}
+    found = {"facts": facts, "live": live, "batches": batches, "growth": growth, "memory": _memory()}
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench.json").write_text(json.dumps(found, indent=2) + "\n")
     (out / "bench.md").write_text(markdown(found) + "\n")
@@ -193,43 +186,6 @@ def _growth(num_samples: int) -> dict[str, float]:
     }
 
 
-_FIRST = """
-import time, sys
-began = float(sys.argv[2])
-import numpy as np
-from ppl_bandit import Bandit
-from live_players import CASES, case_program
-case = CASES[sys.argv[1]]
-program, context = case_program(case)
-marks = [time.time()]
-bandit = Bandit(program, case.num_arms, context=context)
-marks.append(time.time())
-decision = bandit.select(context)
-marks.append(time.time())
-bandit.update(decision, 1.0)
-marks.append(time.time())
-print(*(round(mark - began, 2) for mark in marks))
-"""
-
-
-def _starts(name: str) -> dict[str, dict[str, float]]:
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-            "JAX_ENABLE_COMPILATION_CACHE": "true",
-            "JAX_COMPILATION_CACHE_DIR": folder,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        for state in ("cold", "cached"):
-            command = [sys.executable, "-c", _FIRST, name, str(time.time())]
-            ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            marks = map(float, ended.stdout.split())
-            found[state] = dict(zip(("imported", "built", "decided", "updated"), marks, strict=True))
-    return found
-
-
 def _facts(num_steps: int, num_samples: int) -> dict[str, Any]:
     import jax
 
@@ -267,14 +223,6 @@ def markdown(found: dict[str, Any]) -> str:
     if found["growth"]:
         lines += ["", "**growth**, logistic", ""]
         lines += [f"- {name}: {number:g}" for name, number in found["growth"].items()]
-    if found["start"]:
-        lines += ["", "**from the start of the process**, seconds", ""]
-        cells = [
-            [f"{name}, {state}", *(f"{mark:.2f}" for mark in marks.values())]
-            for name, states in found["start"].items()
-            for state, marks in states.items()
-        ]
-        lines.append(markdown_table(["", "imported", "built", "first decision", "first update"], cells))
     return "\n".join([*lines, "", f"largest memory of this process: {found['memory']:,.0f} MB"])
 
 
@@ -312,7 +260,7 @@ def _draw_live(found: dict[str, Any], path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES), help="problems, comma-separated (%(default)s)")
-    parser.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    parser.add_argument("--parts", default="live,batches", help="some of live,batches,growth (%(default)s)")
     parser.add_argument("--steps", type=int, default=400, help="live steps of each implementation (%(default)s)")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("ppl-bandit-bench"))

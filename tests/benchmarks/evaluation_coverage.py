@@ -1,8 +1,8 @@
 """Coverage of intervals and confidence sequences after adaptive collection: python tests/benchmarks/evaluation_coverage.py.
 
 Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
-parts `gaussian`, `uniform`, `bernstein`, `contexts` (evaluation_with_contexts.py) and `limit` simulate decisions in NumPy,
-independently of the library; `any-selector`, `selectors`, `rejection` and `speed` use the library's own simulations
+parts `gaussian`, `uniform`, `bernstein` and `contexts` (evaluation_with_contexts.py) simulate decisions in NumPy,
+independently of the library; `any-selector`, `selectors` and `rejection` use the library's own simulations
 (evaluation_of_selectors.py). Estimates come from `ppl_bandit.evaluation`.
 """
 
@@ -28,7 +28,7 @@ from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 
 CHUNK = 250
-PARTS = ("gaussian", "uniform", "bernstein", "limit", "any-selector", "selectors", "rejection", "contexts", "speed")
+PARTS = ("gaussian", "uniform", "bernstein", "any-selector", "selectors", "rejection", "contexts")
 
 
 def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
@@ -109,7 +109,7 @@ def arm_scores(arms, rewards, propensities):
     return scores
 
 
-def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level, decay):
+def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level):
     """Return {name: (covered, missed below, missed above)} of one arm."""
     own = propensities[:, arm]
     found = {"naive": covers(naive(rewards[arms == arm]), truth, level)}
@@ -126,7 +126,7 @@ def gaussian_chunk(seed, gap, floor):
     for run in range(CHUNK):
         own = arms[run], rewards[run], propensities[run]
         scores = arm_scores(*own)
-        found = intervals_of_arm(1, scores, *own, 0.0, 0.95, 0.0)
+        found = intervals_of_arm(1, scores, *own, 0.0, 0.95)
         contrast = estimators.weighted_contrast((scores[0], scores[1]), tuple(np.sqrt(propensities[run].T)))
         found["constant, contrast"] = covers(contrast, gap, 0.95)
         first, second = (naive(rewards[run][arms[run] == arm]) for arm in (0, 1))
@@ -151,7 +151,7 @@ def uniform_chunk(seed):
     for run in range(CHUNK):
         own = arms[run], rewards[run], propensities[run]
         scores = arm_scores(*own)
-        found = [intervals_of_arm(arm, scores, *own, 1.0, 0.90, 0.7) for arm in range(3)]
+        found = [intervals_of_arm(arm, scores, *own, 1.0, 0.90) for arm in range(3)]
         results.append({name: np.mean([one[name] for one in found], axis=0) for name in found[0]})
     return results
 
@@ -178,20 +178,6 @@ def bernstein_chunk(seed):
         upper = 1.0 - empirical_bernstein_lower(weights[run] * (1.0 - rewards[run]), 0.025)
         wrong.append(((lower > truth) | (upper < truth)).any())
     return wrong
-
-
-def limit_law_bias(num_runs, num_steps=1000):
-    """sqrt(T) times the bias of arm 0's sample mean: half of the rows at random, then .9 for the arm that led."""
-    rng = np.random.default_rng(7)
-    half = num_steps // 2
-    found = np.zeros(num_runs)
-    for run in range(num_runs):
-        arms = rng.integers(0, 2, num_steps)
-        rewards = rng.normal(size=num_steps)
-        leads = rewards[:half][arms[:half] == 0].mean() > rewards[:half][arms[:half] == 1].mean()
-        arms[half:] = rng.random(half) >= (0.9 if leads else 0.1)
-        found[run] = math.sqrt(num_steps) * rewards[arms == 0].mean()
-    return found
 
 
 def show_intervals(results, expected):
@@ -237,11 +223,6 @@ def main():
             with_library.rejection_part(pool.map, max(num_runs // 20, 10))
         if "contexts" in parts:
             contexts_part(pool.map, num_runs)
-    if "limit" in parts:
-        print("limit law: half at random, then .9 for the leader")
-        show("sqrt(T) bias of the sample mean", limit_law_bias(num_runs), "-.268")
-    if "speed" in parts:
-        with_library.speed_part()
 
 
 def use_one_core(counter):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import time
 
 import jax
 import numpy as np
@@ -11,12 +10,11 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.evaluation.confidence_sequences import excludes_mean
-from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
-__all__ = ["any_selector_part", "rejection_part", "selector_part", "show", "speed_part"]
+__all__ = ["any_selector_part", "rejection_part", "selector_part", "show"]
 
 RATES = np.array([0.3, 0.35])
 NUM_STEPS = 10_000
@@ -166,17 +164,3 @@ def rejection_chunk(seeds, num_rows):
         rows = accepted_rows(model, engine, accept, log, seed=seed)
         found.append((RATES[arms[rows]], rewards[rows].mean()))
     return found
-
-
-def speed_part(num_rows=1_000_000, num_arms=10):
-    """Seconds for an arm, a contrast and a policy on a long log."""
-    print(f"{num_rows:,} rows, {num_arms} arms")
-    rng = np.random.default_rng(0)
-    every = rng.dirichlet(np.full(num_arms, 2.0), num_rows)
-    arms = (rng.random(num_rows)[:, None] > every.cumsum(1)).sum(1).clip(0, num_arms - 1)
-    rewards = (rng.random(num_rows) < 0.1 + 0.05 * arms).astype(float)
-    log = LoggedDecisions(tuple(range(num_arms)), arms, rewards, every[np.arange(num_rows), arms], every)
-    for target in (3, (9, 0), dict.fromkeys(range(num_arms), 1 / num_arms)):
-        start = time.perf_counter()
-        evaluate_decisions(log, target)
-        print(f"  {str(target)[:52]:52s} {time.perf_counter() - start:8.2f} s   at most 5 s", flush=True)

@@ -1,303 +1,233 @@
 """Which selector has the least regret where: the paper's grid and more problems, on a GPU.
 
-    python tests/benchmarks/map_of_selectors.py grid --seconds 3000 --out results       # 969 triples, 171 pairs, 1,500 steps
-    python tests/benchmarks/map_of_selectors.py table --out results                     # M draws against exact marginals
-    python tests/benchmarks/map_of_selectors.py change --out results                    # a world that changes
-    python tests/benchmarks/map_of_selectors.py report --out results                    # tables and figures
+    python tests/benchmarks/map_of_selectors.py grid --out results       # 969 triples, 171 pairs, 1,500 steps
+    python tests/benchmarks/map_of_selectors.py report --out results     # tables, and the figure of the triples
+    python tests/benchmarks/map_of_selectors.py table                    # M draws against exact marginals
+    python tests/benchmarks/map_of_selectors.py change                   # a world that changes
 
-Each part plays in rounds, the same random numbers for every policy, and stops at --runs realizations a problem (the paper's
-5,000) or when --seconds are over, whichever is first. What `tune` chooses is the matter of held_out.py. Float32.
+All policies meet the same random numbers. Runs of `grid` with other seeds add realizations, and `report` joins them. What
+`tune` chooses is the matter of held_out.py. Float32.
 """
 
 import argparse
-import importlib.util
 import itertools
-import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import erfc
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
-from ppl_bandit import Environment, RewardModel, engines, selectors
+from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.display.figure_style import figure_tools, save_figure
+from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.paper.settings import bernoulli_program
 from ppl_bandit.simulation.datasets import is_stuck
+from ppl_bandit.simulation.executors import Study, prepare
 from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.scores import score_selectors, score_table
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)
 NUM_STEPS = 1500
-MODELS = Path(__file__).parents[2] / "models"
+gittins = partial(selectors.optimistic_gittins, NUM_STEPS)
+POLICIES = {
+    "double sampling": selectors.double_sampling(),
+    "Thompson": selectors.thompson(),
+    "Bayes-UCB": selectors.bayes_ucb(),
+    "Gittins 1": gittins(1.0),
+    "Gittins .7": gittins(0.7),
+    "Gittins .5": gittins(0.5),
+    "Gittins 2, learning 1": gittins(2.0, 1.0),
+    "Gittins 4, learning .5": gittins(4.0, 0.5),
+}
+CLASSIC, BEST = ("double sampling", "Thompson", "Bayes-UCB"), "Gittins 2, learning 1"
+WRONG = {
+    "Gittins 1": gittins(1.0),
+    "Gittins 1, horizon / 10": selectors.optimistic_gittins(NUM_STEPS // 10),
+    "Gittins 1, horizon x 10": selectors.optimistic_gittins(NUM_STEPS * 10),
+}
+SLOW = {"top-two": selectors.top_two(), "information-directed": selectors.information_directed()}
+GRIDS = {  # name -> number of arms, policies
+    "triples": (3, POLICIES),
+    "pairs": (2, POLICIES | SLOW),
+    "horizon": (3, WRONG),
+    "slow": (3, SLOW),
+}
 
 
 def bernoulli(num_arms):
-    def program(arm):
-        with numpyro.plate("arms", num_arms):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    return RewardModel(program, num_arms)
+    return RewardModel(bernoulli_program(num_arms), num_arms)
 
 
-def bundled(name):
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    facts = getattr(module, "context", None), getattr(module, "outcomes", ("reward",))
-    return RewardModel(module.model, module.num_arms, *facts), getattr(module, "contexts", None)
+def play(rates, rule, num_runs, seed):
+    """Return the regret of every realization of every problem, and whether it ended stuck: (problems, runs)."""
+    model, stacked = bernoulli(rates.shape[1]), jnp.asarray(rates)
+
+    def one(engine, key, number):
+        world = Environment(model, {"rate": stacked[number // num_runs]})
+        ran, _, _ = rollout(jr.fold_in(key, number), model, engine, rule, world, num_steps=NUM_STEPS)
+        return jnp.sum(ran.regret), is_stuck(ran.regret[None])[0]
+
+    key, num = jr.key(seed), len(rates) * num_runs
+    chunks = prepare(Study(model, engines.conjugate(model), one), key, num)()(key, num)
+    return [np.concatenate(part).reshape(-1, num_runs) for part in zip(*chunks, strict=True)]
 
 
-def problems(num_arms):
-    return np.array(list(itertools.combinations(LEVELS, num_arms)))
+def run_grid(arguments):
+    for name in arguments.grids.split(","):
+        num_arms, policies = GRIDS[name]
+        rates, kept = np.array(list(itertools.combinations(LEVELS, num_arms))), {}
+        for policy, rule in policies.items():
+            began = time.time()
+            kept[f"regret/{policy}"], kept[f"stuck/{policy}"] = play(rates, rule, arguments.runs, arguments.seed)
+            print(f"{name}, {policy}: {time.time() - began:.0f} s", flush=True)
+            np.savez_compressed(arguments.out / f"{name}-{arguments.seed}.npz", rates=rates, **kept)
 
 
-class Grid:
-    """Compiled (key, runs of each problem, patience) -> regret and stuck, (problems, runs), per kind of selector."""
-
-    def __init__(
-        self,
-        rates,
-        rules,
-        *,
-        num_steps=NUM_STEPS,
-        num_runs=16,
-        num_samples=1000,
-        engine=None,
-        max_lanes=1 << 17,
-        like=1.0,
-    ):
-        self.rates, self.num_runs = np.asarray(rates), num_runs
-        model = bernoulli(self.rates.shape[1])
-        engine = engines.conjugate(model) if engine is None else engine(model)
-        self.num_part = max(1, min(len(self.rates), max_lanes // num_runs))
-
-        def lower(rule):
-            def one(key, rates, patience):
-                world = Environment(model, {"rate": rates})
-                ran, _, _ = rollout(
-                    key, model, engine, rule(patience), world, num_steps=num_steps, num_samples=num_samples
-                )
-                return jnp.sum(ran.regret), is_stuck(ran.regret[None])[0]
-
-            def run(key, first, rates, patience):
-                def problem(number, rates):
-                    keys = jr.split(jr.fold_in(key, number), num_runs)
-                    return jax.vmap(one, in_axes=(0, None, None))(keys, rates, patience)
-
-                return jax.vmap(problem)(first + jnp.arange(self.num_part), rates)
-
-            zeros = jnp.zeros((self.num_part, self.rates.shape[1]))
-            return jax.jit(run).lower(jr.key(0), jnp.asarray(0), zeros, jnp.asarray(like))
-
-        began = time.time()
-        lowered = {name: lower(rule) for name, rule in rules.items()}
-        with ThreadPoolExecutor(16) as pool:
-            self.compiled = dict(zip(lowered, pool.map(lambda low: low.compile(), lowered.values()), strict=True))
-        print(f"{len(rules)} kinds for {self.rates.shape} compiled in {time.time() - began:.0f} s", flush=True)
-
-    def play(self, kind, seed, patience=1.0):
-        regret, stuck = [], []
-        for first in range(0, len(self.rates), self.num_part):
-            rates = self.rates[first : first + self.num_part]
-            padded = np.resize(rates, (self.num_part, rates.shape[1]))
-            found = self.compiled[kind](jr.key(seed), jnp.asarray(first), jnp.asarray(padded), jnp.asarray(patience))
-            regret.append(np.asarray(found[0])[: len(rates)])
-            stuck.append(np.asarray(found[1])[: len(rates)])
-        return np.concatenate(regret), np.concatenate(stuck)
-
-
-KINDS = {
-    "ds": lambda p: selectors.double_sampling(),
-    "ts": lambda p: selectors.thompson(),
-    "bucb": lambda p: selectors.bayes_ucb(),
-    "top-two": lambda p: selectors.top_two(),
-    "ogi": lambda p: selectors.optimistic_gittins(NUM_STEPS, p),
-    "ogi-learning": lambda p: selectors.optimistic_gittins(NUM_STEPS, p, 1.0),
-    "ogi-root": lambda p: selectors.optimistic_gittins(NUM_STEPS, p, 0.5),
-    "ogi-short": lambda p: selectors.optimistic_gittins(NUM_STEPS // 10, p),
-    "ogi-long": lambda p: selectors.optimistic_gittins(NUM_STEPS * 10, p),
-    "ids": lambda p: selectors.information_directed(),
-}
-POLICIES = {  # name -> kind, patience
-    "double sampling": ("ds", 1.0),
-    "Thompson": ("ts", 1.0),
-    "Bayes-UCB": ("bucb", 1.0),
-    "top-two": ("top-two", 1.0),
-    "Gittins 1": ("ogi", 1.0),
-    "Gittins .7": ("ogi", 0.7),
-    "Gittins .5": ("ogi", 0.5),
-    "Gittins 2, learning 1": ("ogi-learning", 2.0),
-    "Gittins 4, learning .5": ("ogi-root", 4.0),
-}
-WRONG = {"Gittins 1, horizon / 10": ("ogi-short", 1.0), "Gittins 1, horizon x 10": ("ogi-long", 1.0)}
-
-
-def summary(rates, found):
-    """Statistics of {policy: (regret, stuck)}, each (problems, runs): all that the report needs, with the covariances."""
-    names = list(found)
-    regret = np.stack([found[name][0] for name in names]).astype(np.float64)  # policies, problems, runs
-    centred = regret - regret.mean(axis=2, keepdims=True)
-    num_runs = regret.shape[2]
-    return {
-        "names": np.array(names),
-        "rates": rates,
-        "num_runs": num_runs,
-        "mean": regret.mean(axis=2),
-        "covariance": np.einsum("apr,bpr->pab", centred, centred) / max(num_runs - 1, 1),
-        "high": np.quantile(regret, 0.95, axis=2),
-        "highest": np.quantile(regret, 0.99, axis=2),
-        "stuck": np.stack([found[name][1].mean(axis=1) for name in names]),
-    }
-
-
-def rounds(grid, policies, seconds, most, path, begin=0):
-    """Play rounds of all policies until the time or the number of runs is reached, and write partial results."""
-    found = {name: [] for name in policies}
-    began, written, done, longest = time.time(), time.time(), 0, 0.0
-    while done < most and time.time() - began + 1.2 * longest < seconds or done == 0:
-        start = time.time()
-        for name, (kind, patience) in policies.items():
-            started = time.time()
-            found[name].append(grid.play(kind, begin + done, patience))
-            if done == 0:
-                print(f"  {name}: {time.time() - started:.1f} s", flush=True)
-        done += grid.num_runs
-        longest = max(longest, time.time() - start)
-        if done == grid.num_runs:
-            print(f"{path.stem}: {grid.num_runs} runs of {len(policies)} policies took {longest:.1f} s", flush=True)
-        whole = {
-            name: tuple(np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
-            for name, parts in found.items()
-        }
-        if time.time() - written > 30.0:
-            np.savez_compressed(path, **summary(grid.rates, whole))
-            written = time.time()
-    np.savez_compressed(path, **summary(grid.rates, whole))
-    print(f"{path.stem}: {done} runs in {time.time() - began:.0f} s", flush=True)
-
-
-GRIDS = {  # name -> problems, policies, realizations of a round, most that are played at once
-    "pairs": (problems(2), POLICIES, 500, 1 << 17),
-    "horizon": (problems(3), WRONG | {"Gittins 1": ("ogi", 1.0)}, 100, 1 << 17),
-    "triples": (problems(3), {name: own for name, own in POLICIES.items() if name != "top-two"}, 100, 1 << 17),
-    "top-two": (problems(3), {"top-two": ("top-two", 1.0)}, 100, 1 << 17),
-    "directed": (problems(3), {"information-directed": ("ids", 1.0)}, 100, 1 << 17),
-    "directed-pairs": (problems(2), {"information-directed": ("ids", 1.0)}, 500, 1 << 17),
-}
-
-
-def run_grid(arguments, out):
-    wanted = arguments.grids.split(",")
-    for number, name in enumerate(wanted):
-        began = time.time()
-        rates, policies, num_runs, most = GRIDS[name]
-        grid = Grid(rates, {kind: KINDS[kind] for kind, _ in policies.values()}, num_runs=num_runs, max_lanes=most)
-        left = arguments.seconds / (len(wanted) - number) - (time.time() - began)
-        rounds(grid, policies, left, arguments.runs, out / f"{name}-{arguments.begin}.npz", arguments.begin)
-        arguments.seconds -= time.time() - began
-
-
-def run_table(arguments, out):
+def run_table(arguments):
     """M draws against exact marginals; patience 1, four Bernoulli problems and worlds from two priors."""
-    rows, num_steps = [], 1000
-    cases, worlds = {}, {}
+    cases = {}
     for rates in ((0.4, 0.5), (0.1, 0.2), (0.4, 0.7, 0.8), (0.8, 0.9, 0.95)):
-        name = f"Bernoulli {rates}"
-        cases[name] = bernoulli(len(rates))
-        worlds[name] = Environment(cases[name], {"rate": jnp.array(rates)})
+        model = bernoulli(len(rates))
+        cases[f"Bernoulli {rates}"] = model, Environment(model, {"rate": np.array(rates)})
     for name in ("gaussian", "poisson"):
-        model, contexts = bundled(name)
-        cases[name], worlds[name] = model, Environment.from_prior(model, contexts)
-    work = {}
-    for name, model in cases.items():
-        engine = engines.conjugate(model)
-        for num_samples in (None, 100, 1000, 10_000):
-            chunk = {None: 4096, 100: 4096, 1000: 4096, 10_000: 1024}[num_samples]
-
-            def one(key, model=model, engine=engine, world=worlds[name], num_samples=num_samples):
-                own = (
-                    engine
-                    if num_samples is None
-                    else engine._replace(capabilities=engine.capabilities._replace(marginals=None))
-                )
-                rule = selectors.optimistic_gittins(num_steps)
-                ran, _, _ = rollout(key, model, own, rule, world, num_steps=num_steps, num_samples=num_samples or 1000)
-                return jnp.sum(ran.regret)
-
-            def run(key, chunk=chunk, one=one):
-                return jax.vmap(one)(jr.split(key, chunk))
-
-            work[name, num_samples] = jax.jit(run).lower(jr.key(0))
-    with ThreadPoolExecutor(16) as pool:
-        work = dict(zip(work, pool.map(lambda low: low.compile(), work.values()), strict=True))
-    began = time.time()
-    share = arguments.seconds / len(cases)
-    for name in cases:
-        for num_samples, weight in ((None, 0.1), (100, 0.1), (1000, 0.3), (10_000, 0.5)):
-            parts, start = [], time.time()
-            while time.time() - start < weight * share and len(parts) < 10:
-                parts.append(np.asarray(work[name, num_samples](jr.key(len(parts)))))
-            regret = np.concatenate(parts).astype(float)
-            row = {"problem": name, "draws": num_samples, "runs": regret.size, "mean": regret.mean()}
-            rows.append(row | {"error": regret.std() / regret.size**0.5, "seconds": time.time() - start})
-            (out / "table.json").write_text(json.dumps(rows, indent=1))
-    print(f"table: {time.time() - began:.0f} s", flush=True)
+        file = load_model(name)
+        model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+        cases[name] = model, Environment.from_prior(model, file.contexts)
+    for name, (model, world) in cases.items():
+        exact = engines.conjugate(model)
+        drawn = exact._replace(capabilities=exact.capabilities._replace(marginals=None))
+        for engine, num_samples in ((exact, 1000), (drawn, 100), (drawn, 1000), (drawn, 10_000)):
+            label = "exact law" if engine is exact else f"M = {num_samples}"
+            show(f"{name}, {label}", model, engine, {"Gittins 1": selectors.optimistic_gittins(1000)}, world, 1000,
+                 arguments, num_samples)  # fmt: skip
 
 
-def run_change(arguments, out):
+def run_change(arguments):
     """Rates (.4, .8) that become (.9, .2) half way, with a posterior that forgets and one that does not."""
-    rows, num_steps, num_runs = [], 1500, 4096
     model = bernoulli(2)
-    world = Environment(
-        model, {"rate": jnp.array([0.4, 0.8])}, changes={num_steps // 2 + 1: {"rate": jnp.array([0.9, 0.2])}}
-    )
-    work = {}
+    later = {NUM_STEPS // 2 + 1: {"rate": np.array([0.9, 0.2])}}
+    world = Environment(model, {"rate": np.array([0.4, 0.8])}, changes=later)
+    policies = {name: POLICIES[name] for name in (*CLASSIC, "Gittins 1")} | {"Gittins .1": gittins(0.1)}
     for discount in (1.0, 0.99):
         engine = engines.conjugate(model, discount=discount)
-        for kind in ("ds", "ts", "bucb", "ogi"):
+        show(f"discount {discount}", model, engine, policies, world, NUM_STEPS, arguments)
 
-            def run(key, patience, engine=engine, kind=kind):
-                def one(key):
-                    return jnp.sum(
-                        rollout(key, model, engine, KINDS[kind](patience), world, num_steps=num_steps)[0].regret
-                    )
 
-                return jax.vmap(one)(jr.split(key, num_runs))
+def show(label, model, engine, policies, world, num_steps, arguments, num_samples=1000):
+    runs = simulate(
+        arguments.seed, model, engine, policies, world, num_steps=num_steps, num_realizations=arguments.runs,
+        num_samples=num_samples, summary=True, precision="float32",
+    )  # fmt: skip
+    print(f"\n{label}\n\n{score_table(score_selectors(runs))}", flush=True)
 
-            work[discount, kind] = jax.jit(run).lower(jr.key(0), jnp.asarray(1.0))
-    with ThreadPoolExecutor(16) as pool:
-        work = dict(zip(work, pool.map(lambda low: low.compile(), work.values()), strict=True))
-    for (discount, kind), run in work.items():
-        for patience in (1.0, 0.1) if kind == "ogi" else (1.0,):
-            regret = np.asarray(run(jr.key(0), jnp.asarray(patience))).astype(float)
-            row = {"discount": discount, "rule": f"Gittins {patience:g}" if kind == "ogi" else kind, "runs": num_runs}
-            rows.append(
-                row
-                | {"mean": regret.mean(), "error": regret.std() / num_runs**0.5, "highest": np.quantile(regret, 0.99)}
-            )
-            (out / "change.json").write_text(json.dumps(rows, indent=1))
+
+def report(arguments):
+    for name in GRIDS:
+        parts = [dict(np.load(path)) for path in sorted(arguments.out.glob(f"{name}-*.npz"))]
+        if not parts:
+            continue
+        rates = parts[0].pop("rates")
+        joined = {key: np.concatenate([part[key] for part in parts], axis=1) for key in parts[0]}
+        regret, stuck = (
+            {key.split("/")[1]: own for key, own in joined.items() if key.startswith(what)}
+            for what in ("regret", "stuck")
+        )
+        num_runs = next(iter(regret.values())).shape[1]
+        print(f"\n## {name}: {len(rates)} problems, {num_runs} realizations each\n")
+        print(table_of(regret, stuck))
+        print_worse(rates, regret)
+        if name == "triples":
+            draw_map(rates, {policy: own.mean(axis=1) for policy, own in regret.items()}, num_runs, arguments.out)
+
+
+def table_of(regret, stuck):
+    against = [name for name in CLASSIC if name in regret]
+    rows, means = [], {name: own.mean(axis=1, dtype=float) for name, own in regret.items()}
+    for name, own in regret.items():
+        error = own.mean(axis=0, dtype=float).std(ddof=1) / own.shape[1] ** 0.5
+        relative = [f"{100 * np.mean(means[name] / means[o] - 1):+.0f}%" if o != name else "" for o in against]
+        tails = [f"{np.quantile(own, order, axis=1).mean():.1f}" for order in (0.95, 0.99)]
+        share = f"{100 * stuck[name].mean():.2f}%"
+        rows.append([name, f"{means[name].mean():.2f} +- {error:.2f}", *relative, *tails, share])
+    heads = ["", "mean regret", *(f"to {name}" for name in against), "95th percentile", "99th percentile", "stuck"]
+    return markdown_table(heads, rows)
+
+
+def print_worse(rates, regret):
+    """Print on how many problems each policy is worse than each other, and where the best index is at its worst."""
+
+    def scores(name, other):
+        gap = regret[name].astype(float) - regret[other]
+        return gap.mean(axis=1) / np.maximum(gap.std(axis=1, ddof=1) / gap.shape[1] ** 0.5, 1e-6)
+
+    z = {(name, other): scores(name, other) for name in regret for other in regret if name != other}
+    for bound in (2.0, 3.0):
+        chance = 0.5 * erfc(bound / 2**0.5) * len(rates)
+        print(
+            f"\nproblems on which the row is worse than the column, z > {bound:g} (by chance, where equal: {chance:.1f})\n"
+        )
+        rows = [
+            [name, *("" if name == other else str(int((z[name, other] > bound).sum())) for other in regret)]
+            for name in regret
+        ]
+        print(markdown_table(["", *regret], rows))
+    for other in (name for name in CLASSIC if name in regret and BEST in regret):
+        worst = []
+        for k in np.argsort(-z[BEST, other])[:4]:
+            shown = f"{regret[BEST][k].mean():.1f} against {regret[other][k].mean():.1f}"
+            worst.append(f"{rates[k].tolist()}: {shown} (z {z[BEST, other][k]:.1f})")
+        print(f"\n{BEST} at its worst against {other}: " + "; ".join(worst))
+
+
+def draw_map(rates, means, num_runs, out):
+    """Draw which policy has the least regret, over the gap between the two best arms and the level of the best."""
+    from matplotlib.colors import ListedColormap
+
+    names = list(means)
+    level, gap = rates[:, -1], np.round(rates[:, -1] - rates[:, -2], 2)
+    xs, ys = np.unique(gap), np.unique(level)
+    cells = np.full((len(names), ys.size, xs.size), np.nan)
+    for row, column in itertools.product(range(ys.size), range(xs.size)):
+        own = (level == ys[row]) & (gap == xs[column])
+        if own.any():
+            cells[:, row, column] = [means[name][own].mean() for name in names]
+    is_empty = np.isnan(cells[0])
+    winner = np.where(is_empty, np.nan, np.argmin(np.where(is_empty, 0.0, cells), axis=0))
+    colours = ["#E69F00", "#999999", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#F0E442"][: len(names)]
+    plt = figure_tools()
+    figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained")
+    edges = [np.append(v - 0.025, v[-1] + 0.025) for v in (xs, ys)]
+    axes[0, 0].pcolormesh(*edges, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5)
+    won = {i: int(np.sum(winner == i)) for i in range(len(names)) if np.any(winner == i)}
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[i]) for i in won]
+    axes[0, 0].legend(handles, [f"{names[i]} ({num})" for i, num in won.items()], fontsize=8, loc="lower right")
+    axes[0, 0].set_title("selector with the least mean regret (number of cells)", fontsize=11)
+    for axis, name in zip(axes.flat[1:], CLASSIC, strict=True):
+        gain = 100 * (cells[names.index(BEST)] / cells[names.index(name)] - 1)
+        image = axis.pcolormesh(*edges, gain, cmap="RdBu_r", vmin=-60, vmax=60)
+        axis.set_title(f"{BEST}: regret against {name}, %", fontsize=11)
+        figure.colorbar(image, ax=axis)
+    for axis in axes.flat:
+        axis.set(xlabel="gap between the two best arms", ylabel="rate of the best arm")
+    title = f"{len(rates)} triples of Bernoulli arms, 1,500 steps, {num_runs:,} realizations each"
+    save_figure(figure, title, "a cell averages its triples", out / "map.png")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["grid", "table", "change", "report"])
-    parser.add_argument("--runs", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--begin", type=int, default=0, help="of `grid`: continue at this realization")
+    parts = {"grid": run_grid, "report": report, "table": run_table, "change": run_change}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--runs", type=int, default=5000, help="realizations of each problem (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grids", default=",".join(GRIDS), help="of `grid`: which (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    parts = {"grid": run_grid, "table": run_table, "change": run_change}
-    if arguments.part == "report":
-        from map_report import report
-
-        report(arguments.out)
-        return
-    parts[arguments.part](arguments, arguments.out)
+    parts[arguments.part](arguments)
 
 
 if __name__ == "__main__":

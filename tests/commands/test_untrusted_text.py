@@ -3,32 +3,17 @@
 import csv
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from shared_models import bernoulli_bandit, bernoulli_engine, bernoulli_model
 
-from ppl_bandit import (
-    Bandit,
-    Design,
-    Interaction,
-    RewardModel,
-    evaluate,
-    operating_characteristics,
-    selectors,
-    stopping,
-)
+from ppl_bandit import Design, Interaction, evaluate, operating_characteristics, selectors, stopping
 from ppl_bandit.commands.cli import main
 from ppl_bandit.display.csv_cells import original_cell, safe_cell, safe_frame
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.inputs.data_files import read_data, write_data
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\uff1d1", "=cmd|' /C calc'!A0"]
-
-
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -47,7 +32,7 @@ def test_a_frame_is_safe_in_its_cells_its_index_and_its_columns():
 
 
 def test_arms_with_signs_are_written_as_text_and_read_back(tmp_path):
-    model, arms = RewardModel(clicks, 2), ["-10%", "=A1"]
+    model, arms = bernoulli_model(2), ["-10%", "=A1"]
     rows = Interaction(np.array([0, 1, 1]), np.array([0.0, 1.0, 0.0]))
     write_data(tmp_path / "log.csv", model, rows, arms)
     cells = [row[0] for row in csv.reader((tmp_path / "log.csv").open())]
@@ -63,7 +48,7 @@ def test_control_characters_are_written_as_escapes():
 
 
 def test_no_command_prints_the_control_characters_of_a_journal(tmp_path, capsys):
-    with Bandit(clicks, arms=["a\x1b[31m", "=b"], num_samples=20, journal=tmp_path / "e.db")._journal:
+    with bernoulli_bandit(2, arms=["a\x1b[31m", "=b"], journal=tmp_path / "e.db")._journal:
         pass
     assert main(["journal", str(tmp_path / "e.db"), "status"]) == 0
     said = capsys.readouterr()
@@ -88,14 +73,14 @@ def texts(name, value):
 def test_nothing_that_is_printed_carries_the_control_characters_of_a_name():
     arms, rng = [HOSTILE, "b"], np.random.default_rng(0)
     design = Design([20, 60], stopping=[stopping.superiority(0.999)], control=HOSTILE)
-    bandit = Bandit(clicks, arms=arms, num_samples=50, design=design, selector=selectors.fixed())
-    drifting = Bandit(clicks, arms=arms, num_samples=50, selector=selectors.fixed())
+    bandit = bernoulli_bandit(2, arms=arms, design=design, selector=selectors.fixed())
+    drifting = bernoulli_bandit(2, arms=arms, selector=selectors.fixed())
     for _ in range(25):
         bandit.update(bandit.select(), float(rng.integers(2)))
     waiting = bandit.select()
     for row in range(150):  # the rewards of each arm change, which is an alarm
         drifting.update(drifting.select(), float(row > 75))
-    model, log = RewardModel(clicks, 2), bandit.logged_decisions()
+    log, equal = bandit.logged_decisions(), {"rate": np.array([0.5, 0.5])}
     values = {
         "bandit": bandit,
         "decision": waiting,
@@ -111,7 +96,7 @@ def test_nothing_that_is_printed_carries_the_control_characters_of_a_name():
         "difference": evaluate(log, (HOSTILE, "b")),
         "policy": evaluate(log, {HOSTILE: 0.5, "b": 0.5}),
         "trials": operating_characteristics(
-            model, design, {HOSTILE: {"rate": np.array([0.5, 0.5])}}, num_trials=4, arms=arms
+            bernoulli_model(2), design, {HOSTILE: equal}, num_trials=4, arms=arms, engine=bernoulli_engine(2)
         ).table(),
     }
     assert HOSTILE in bandit.arms and len(values["alarms"]) > 1

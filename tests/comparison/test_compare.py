@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from shared_models import bernoulli_model
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
@@ -29,15 +30,9 @@ SUCCESSES = np.array([1, 4])  # of 12 on each arm
 NUM_SAMPLES, NUM_RUNS = 500, 3
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 @pytest.fixture(scope="module")
 def model():
-    return RewardModel(conversion, 2)
+    return bernoulli_model(2)
 
 
 @pytest.fixture(scope="module")
@@ -410,7 +405,7 @@ def test_a_long_run_is_the_reference_of_a_program_that_is_not_conjugate():
 def test_the_estimated_evidence_agrees_with_quadrature():
     from ppl_bandit.comparison import rank_models
 
-    ranking = rank_models({"logistic": RewardModel(logistic, 2), "beta": RewardModel(conversion, 2)}, ROWS)
+    ranking = rank_models({"logistic": RewardModel(logistic, 2), "beta": bernoulli_model(2)}, ROWS)
     score = next(score for score in ranking.scores if score.name == "logistic")
     grid = np.linspace(-12, 12, 4001)
     rate = 1 / (1 + np.exp(-grid))
@@ -425,7 +420,7 @@ def test_the_estimated_evidence_agrees_with_quadrature():
 @pytest.mark.slow
 def test_a_live_bandit_exports_the_same_groups(result):
     pytest.importorskip("arviz")
-    bandit = Bandit(conversion, arms=ARMS)
+    bandit = Bandit(bernoulli_model(2), arms=ARMS)
     bandit.update_many(arms=[ARMS[arm] for arm in ROWS.arm], rewards=ROWS.reward)
     own, compared = bandit.to_arviz(50), result.to_arviz("exact")
     for group in (

@@ -265,7 +265,8 @@ def test_exactly_one_sealer_works_and_another_takes_over(server):
         with bernoulli_bandit(journal=server.url, name=name) as standby:
             first, second = Sealer(bandit, publish_every=0.02), Sealer(standby, publish_every=0.02)
             with open_decider(server.url, name) as decider:
-                assert first.health().is_leading and not second.health().is_leading and second.health().is_working
+                assert second.health().is_working and not second.health().is_leading
+                assert all(first.health().is_leading for _ in range(200))  # also while a round asks for the lock
                 standby.update(decider.select(), 1)  # a reward may go to either
                 wait_for(follows(decider, bandit))
                 first.close()

@@ -279,6 +279,8 @@ def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
         engine = RARE_MAKERS[engine_name](rare_events())
     median, info = rare_event_median(engine)
     assert abs(median / grid_median() - 1) < 0.05
+    if engine_name in ("reweight", "nuts"):  # the rate is exp(intercept) for rare events: .02 is 2% of it
+        assert abs(np.exp(median - grid_median()) - 1) < 0.05
     if engine_name == "laplace":
         # The mode is near the median, and the mean of a skewed posterior is not: .3 sd off, and the engine says so.
         assert not bool(info.is_trusted) and 0.15 < float(info.checks["mean_shift"]) < 0.5
@@ -288,15 +290,6 @@ def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
         # The best Gaussian in the sense of the lower bound has a sd of 0.65; towards -inf the posterior falls as the prior
         # does, whose sd is 3: k-hat is rightly near 1, and the fit may be flagged. Its width must be right all the same.
         assert float(info.checks["sd_shift"]) < 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine_name", ["reweight", "nuts"])
-def test_rare_events_have_the_median_rate_of_the_exact_posterior(engine_name):
-    # The rate is exp(intercept) for rare events, so 0.02 in the intercept is 2% of the rate.
-    median, _ = rare_event_median(RARE_MAKERS[engine_name](rare_events()))
-    rate, exact = (1 / (1 + np.exp(-x)) for x in (median, grid_median()))
-    assert abs(rate / exact - 1) < 0.05
 
 
 @pytest.mark.slow

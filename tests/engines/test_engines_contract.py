@@ -184,9 +184,10 @@ def test_more_draws_than_are_stored_repeat_them_evenly():
     assert np.all(counts % 3 == 0)  # a multiple, because two stored draws can agree in float32
 
 
-def test_reweighting_adds_up_the_log_evidence():
-    engine = compiled("reweight")
-    _, info = engine.update(jr.key(1), engine.init(jr.key(0)), ROWS._replace(mask=ALL))
+@pytest.mark.parametrize("name", ["collapsed", "reweight"])
+def test_particles_estimate_the_log_evidence(name):
+    engine = compiled(name)
+    state, info = engine.update(jr.key(1), engine.init(jr.key(0)), ROWS._replace(mask=ALL))
     arm, reward = np.asarray(ROWS.arm), np.asarray(ROWS.reward, float)
     covariance = 2.25 * np.eye(8) + 4.0 * (arm[:, None] == arm)
     exact = -0.5 * (
@@ -196,6 +197,8 @@ def test_reweighting_adds_up_the_log_evidence():
     )
     assert 0 < float(info.log_evidence_error) < 0.2
     assert abs(float(info.log_evidence) - exact) < 4 * float(info.log_evidence_error)
+    said = float(info.log_evidence), float(info.log_evidence_error)
+    assert engine.capabilities.log_evidence(state) == pytest.approx(said, rel=1e-3)
 
 
 # What is counted does not depend on how much work an update is, so each does little.

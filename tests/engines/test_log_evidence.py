@@ -1,16 +1,21 @@
-"""`Bandit.log_evidence` is the log density of the rewards, against formulas in NumPy and SciPy and against quadrature."""
+"""The log evidence is the log density of the rewards, against formulas in NumPy and SciPy and against quadrature.
 
-import functools
+Of engines by themselves, whose updates compile once; test_kalman.py has that of a Kalman filter,
+test_engines_contract.py estimates with particles, and test_discount.py what it is under a discount.
+"""
 
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.special import gammaln
+from shared_models import bernoulli_bandit
 
-from ppl_bandit import Bandit, RewardModel, engines
+from ppl_bandit import Bandit, Interaction, RewardModel, engines
 
 NUM_ROWS = 40
 ARMS = np.random.default_rng(4).integers(0, 2, NUM_ROWS)
@@ -82,34 +87,32 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [n if n == "a line of unknown noise" else pytest.param(n, marks=pytest.mark.slow) for n in EXACT]
+)
 def test_the_log_evidence_of_a_closed_form_is_that_of_the_textbook_however_the_rewards_come(name):
     program, contexts, rewards, expected = EXACT[name]
-    bandit = Bandit(program, 2, context=None if contexts is None else contexts[0])
+    with jax.enable_x64(True):
+        engine = engines.choose(RewardModel(program, 2, None if contexts is None else contexts[0]))
+        rows = Interaction(*jax.tree.map(jnp.asarray, (ARMS, rewards, contexts)))
+        state, update = engine.init(jr.key(0)), jax.jit(engine.update)
+        assert engine.capabilities.log_evidence(state) == (0.0, 0.0)
+        number = jnp.arange(NUM_ROWS)
+        for mask in (number == 0, number == 1, number > 1):  # single rewards, and a batch
+            state, _ = update(jr.key(0), state, rows._replace(mask=mask))
+        # Forty terms of a few nats each, in float64.
+        assert engine.capabilities.log_evidence(state) == (pytest.approx(expected(), abs=1e-8), 0.0)
+
+
+def test_a_bandit_has_the_log_evidence_of_its_engine_however_the_rewards_come():
+    bandit = bernoulli_bandit(2)
     assert (bandit.log_evidence, bandit.log_evidence_error) == (0.0, 0.0)
-    parts = [slice(0, 1), slice(1, 2), slice(2, None)]  # single rewards, and a batch
-    for part in parts:
-        own = {} if contexts is None else {"contexts": contexts[part]}
-        bandit.update_many(arms=ARMS[part], rewards=rewards[part], **own)
-    # Forty terms of a few nats each, in float64.
-    assert bandit.log_evidence == pytest.approx(expected(), abs=1e-8)
-    assert bandit.log_evidence_error == 0.0
-
-
-def test_with_a_discount_it_is_the_sum_of_the_log_predictive_densities():
-    def conversions(arm):
-        rate = numpyro.sample("rate", dist.Beta(2.0, 3.0).expand([2]))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    bandit = Bandit(conversions, 2, engine=functools.partial(engines.conjugate, discount=0.9))
-    prior = np.array([2.0, 3.0])
-    known, total = np.tile(prior, (2, 1)), 0.0
-    for arm, reward in zip(ARMS[:12], COUNTS[:12] > 3, strict=True):
-        bandit.update_many(arms=[arm], rewards=[float(reward)])
-        known = prior + 0.9 * (known - prior)
-        total += np.log(known[arm, 0 if reward else 1] / known[arm].sum())
-        known[arm, 0 if reward else 1] += 1.0
-    assert bandit.log_evidence == pytest.approx(total, abs=1e-10)
+    rewards = (COUNTS > 3).astype(float)
+    for part in (slice(0, 1), slice(1, 2), slice(2, None)):
+        bandit.update_many(arms=ARMS[part], rewards=rewards[part])
+    won, played = np.bincount(ARMS, rewards), np.bincount(ARMS)
+    expected = (gammaln(won + 1) + gammaln(played - won + 1) - gammaln(played + 2)).sum()
+    assert bandit.log_evidence == pytest.approx(expected, abs=1e-8) and bandit.log_evidence_error == 0.0
 
 
 def of_unknown_spread():
@@ -131,6 +134,7 @@ def of_weights():
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "rewards", "engine", "expected"),
     [(spread, REALS, "collapsed", of_unknown_spread), (clicks, (COUNTS > 3).astype(float), "reweight", of_weights)],
@@ -141,10 +145,3 @@ def test_an_estimate_is_within_three_standard_errors_of_quadrature(program, rewa
     assert bandit.explanation.engine == engine
     error = bandit.log_evidence_error
     assert 0.0 < error < 0.2 and abs(bandit.log_evidence - expected()) < 3.0 * error
-
-
-def test_an_engine_without_an_estimate_says_so():
-    bandit = Bandit(clicks, 2, engine=engines.laplace)
-    with pytest.raises(ValueError, match="the laplace engine does not estimate the log evidence"):
-        _ = bandit.log_evidence
-    assert engines.laplace(RewardModel(clicks, 2)).capabilities.log_evidence is None

@@ -2,14 +2,16 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
+from shared_models import prior_engine
 
-from ppl_bandit import Bandit, RewardModel, engines
+from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame, rows_from
 
 
@@ -99,17 +101,15 @@ def test_a_column_that_stands_twice_is_refused():
 
 def test_a_bandit_decides_and_learns_from_frames():
     frame, other = frames(ROWS)
-    model = sales_model()
-    engine = engines.conjugate(model)
-    bandit, again, by_hand = (Bandit(model, arms=["a", "b"], engine=lambda _: engine) for _ in range(3))
+    bandit, again, by_hand = (Bandit(sales_model(), arms=["a", "b"], engine=prior_engine) for _ in range(3))
     bandit.update_many(frame)
     again.update_many(other, reward="reward", contexts=["visits", "age"])
     by_hand.update_many(
         arms=ROWS["arm"], rewards=ROWS["reward"], contexts={"age": ROWS["age"], "visits": ROWS["visits"]}
     )
-    means = [b.posterior_parameters()["weight"]["mean"] for b in (bandit, again, by_hand)]
-    np.testing.assert_array_equal(means[0], means[2])
-    np.testing.assert_array_equal(means[1], means[2])
+    learnt, others, expected = (b._experiment.history.rows() for b in (bandit, again, by_hand))
+    jax.tree.map(np.testing.assert_array_equal, learnt, expected)
+    jax.tree.map(np.testing.assert_array_equal, others, expected)
     decisions = bandit.select_many(frame[["visits", "age"]])
     assert [d.context["age"] for d in decisions] == ROWS["age"]
     with pytest.raises(ValueError, match="frame must be a DataFrame, .* got list"):

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from shared_models import bernoulli_bandit, bernoulli_model, prior_engine
 
 import ppl_bandit as pb
 from ppl_bandit import Bandit, Design, Journal, RewardModel, evaluate, selectors, stopping
@@ -30,12 +31,12 @@ CLASSES = ["UnknownDecision", "AlreadyRewarded", "UnknownArm", "InvalidContext",
 
 @pytest.fixture(scope="module")
 def bandit():
-    return Bandit(clicks, 2, num_samples=20)
+    return bernoulli_bandit(2)
 
 
 @pytest.fixture(scope="module")
 def contextual():
-    return Bandit(visits, 2, context=EXAMPLE, num_samples=20)
+    return Bandit(visits, 2, context=EXAMPLE, engine=prior_engine, num_samples=20)
 
 
 def test_every_class_is_a_bandit_error_and_a_value_error_and_is_pickled_whole():
@@ -66,7 +67,7 @@ def test_a_decision_that_does_not_exist_or_has_its_reward(bandit):
 
 def test_a_journal_names_an_unknown_decision(tmp_path):
     with Journal(tmp_path / "e.db") as journal:
-        Bandit(clicks, 2, num_samples=20, journal=journal)
+        bernoulli_bandit(2, journal=journal)
         with pytest.raises(pb.UnknownDecision, match="has no decision 'x'"):
             decision_details(journal.store, "default", "x")
 
@@ -128,7 +129,7 @@ def test_a_frame_of_contexts_names_its_column(contextual):
 
 def test_a_stopped_experiment_says_so():
     design = Design([2, 4], selector=selectors.fixed(), stopping=[stopping.superiority(0.99)])
-    bandit = Bandit(clicks, 2, num_samples=20, design=design)
+    bandit = bernoulli_bandit(2, design=design)
     with pytest.raises(ValueError, match="are left: ask for at most 2"):
         bandit.select_many(num_decisions=5)
     for _ in range(2):
@@ -185,7 +186,7 @@ def test_an_evaluation_checks_its_arguments_first(no_work, case):
     arguments, settings, words = EVALUATIONS[case]
     log = pd.DataFrame({"arm": [0, 1] * 10, "reward": [0.0, 1.0] * 10, "propensity": 0.5})
     with pytest.raises(ValueError, match=words):
-        evaluate(log, *arguments, model=RewardModel(clicks, 2), **settings)
+        evaluate(log, *arguments, model=bernoulli_model(2), **settings)
 
 
 @pytest.mark.slow

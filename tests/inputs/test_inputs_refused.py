@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_engine, prior_engine
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors
 from ppl_bandit.inputs.checks import check_contexts, count_rows
@@ -23,7 +24,7 @@ def means(arm):
 
 @pytest.fixture(scope="module")
 def bandit():
-    return Bandit(counts, 3, num_samples=20)
+    return Bandit(counts, 3, engine=prior_engine, num_samples=20)
 
 
 REWARDS = {
@@ -147,10 +148,9 @@ def test_a_bandit_that_cannot_be_meant_is_not_built(case):
         Bandit(counts, **arguments)
 
 
-def test_an_engine_that_was_built_already_is_asked_for_its_factory(bandit):
-    engine = bandit._experiment.projection.learner.engine
+def test_an_engine_that_was_built_already_is_asked_for_its_factory():
     with pytest.raises(ValueError, match=r"was built already: pass its factory, as in engine=engines\.conjugate"):
-        Bandit(counts, 3, engine=engine)
+        Bandit(counts, 3, engine=bernoulli_engine(3))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from shared_models import bernoulli_bandit, bernoulli_model, bernoulli_program
 
 import ppl_bandit as pb
 from ppl_bandit import (
@@ -38,11 +39,6 @@ class Worked(Exception):
     """The arguments were accepted, and the work began."""
 
 
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def line(x):
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Normal(slope * x, 1.0))
@@ -50,12 +46,12 @@ def line(x):
 
 @pytest.fixture(scope="module")
 def model():
-    return RewardModel(clicks, 2)
+    return bernoulli_model(2)
 
 
 @pytest.fixture(scope="module")
 def bandit(model):
-    bandit = Bandit(model, num_samples=20)
+    bandit = bernoulli_bandit(2)
     for _ in range(4):
         bandit.update(bandit.select(), 1.0)
     return bandit
@@ -76,7 +72,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
     )
     rows, sizes = Interaction(np.array([0, 1]), np.array([0.0, 1.0])), {"num_steps": 5, "num_realizations": 2}
     journal = Journal(tmp_path / "e.db")
-    Bandit(model, num_samples=20, journal=journal)
+    bernoulli_bandit(2, journal=journal)
     bandit.save(tmp_path / "saved")
     for module, name in (
         (evaluate_module, "follow_posterior"),
@@ -93,7 +89,7 @@ def cases(model, bandit, monkeypatch, tmp_path):
     ):
         monkeypatch.setattr(module, name, begin)
     found = {
-        "RewardModel": (RewardModel, {"program": clicks, "num_arms": 2}),
+        "RewardModel": (RewardModel, {"program": bernoulli_program(2), "num_arms": 2}),
         "Environment": (Environment, {"reward_model": model, "truth": world.truth}),
         "Environment.from_prior": (Environment.from_prior, {"reward_model": model}),
         "Environment.from_draws": (
@@ -104,8 +100,8 @@ def cases(model, bandit, monkeypatch, tmp_path):
             Environment.from_path,
             {"reward_model": model, "path": {"rate": np.ones((3, 2)) / 2}},
         ),
-        "Bandit": (Bandit, {"program": clicks, "num_arms": 2}),
-        "Bandit.load": (Bandit.load, {"path": tmp_path / "saved", "program": clicks}),
+        "Bandit": (Bandit, {"program": bernoulli_program(2), "num_arms": 2}),
+        "Bandit.load": (Bandit.load, {"path": tmp_path / "saved", "program": bernoulli_program(2)}),
         "Online": (Online, {"program": line}),
         "Online.update": (Online(line).update, {"outcomes": {"y": [1.0]}}),
         "Online.posterior": (Online(line).posterior, {}),

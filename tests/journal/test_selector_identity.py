@@ -6,20 +6,14 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_bandit
 
-from ppl_bandit import Bandit, JournalError, Selection, selectors
+from ppl_bandit import JournalError, Selection, selectors
 from ppl_bandit.journal.identity import selector_from, to_json
 from ppl_bandit.selectors.selector_contract import as_selector, make_selector
 
 SHARE = 0.5
-
-
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def own(share):
@@ -92,7 +86,7 @@ def test_selectors_of_this_library_are_recorded_as_before():
 
 def test_a_journal_is_not_continued_with_another_selector_of_ones_own(tmp_path):
     def make(share):
-        return Bandit(clicks, 2, num_samples=20, selector=own(share), journal=tmp_path / "e.db")
+        return bernoulli_bandit(2, selector=own(share), journal=tmp_path / "e.db")
 
     make(0.5)
     make(0.5)

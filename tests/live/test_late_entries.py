@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import prior_engine
 
 from ppl_bandit import Bandit, Journal, RewardModel, evaluate, selectors
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values
@@ -109,7 +110,7 @@ def test_late_entries_survive_a_crash_a_file_and_a_replay(tmp_path):
 
 
 def test_wrong_late_entries_are_refused_with_the_remedy():
-    bandit = make()
+    bandit = make(engine=prior_engine)
     decision = bandit.select({"is_new": 0.0})
     with pytest.raises(ValueError, match=r"missing 'days'.*update\(decision, reward, context=\{'days': ...\}\)"):
         bandit.update(decision, 1)

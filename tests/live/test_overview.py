@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
-from shared_models import bernoulli_bandit
+from shared_models import bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.comparison.output.figure_layout import leading_arms
@@ -128,7 +128,8 @@ def test_a_contextual_overview_tells_what_choosing_by_context_is_worth():
     assert again.gain == 0.0 and "It leads in each of the 2 contexts" in str(again)
 
 
-def test_contexts_of_another_shape_are_refused(contextual, plain):
+def test_contexts_of_another_shape_are_refused(plain):
+    contextual = Bandit(slopes, 2, context=jnp.asarray(1.0), engine=prior_engine)
     with pytest.raises(ValueError, match=r"contexts has shape \(2, 3\), expected \(2,\)"):
         contextual.summary(np.ones((2, 3)))
     with pytest.raises(ValueError, match="leading axis with one row per context"):
@@ -255,11 +256,7 @@ def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
 
 
 def test_a_summary_marks_retired_arms():
-    def clicks(arm):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([3]))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    bandit = Bandit(clicks, arms=["a", "b", "c"], num_samples=20)
+    bandit = bernoulli_bandit(arms=["a", "b", "c"])
     assert "is_retired" not in bandit.summary()
     bandit.retire_arm("b")
     assert bandit.summary().is_retired.tolist() == [False, True, False]

@@ -3,33 +3,23 @@
 import itertools
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from shared_models import THOMPSON, bernoulli_bandit
 
-from ppl_bandit import Bandit, Journal, RewardModel, engines, selectors
+from ppl_bandit import Journal, selectors
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 
 ARMS = ["a", "b", "c", "d"]
 
 
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([4]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+def make(**options):
+    return bernoulli_bandit(4, **{"selector": THOMPSON, "arms": ARMS} | options)
 
 
 @pytest.fixture(scope="module")
-def parts():
-    model = RewardModel(clicks, 4)
-    engine = engines.conjugate(model)
-    return model, {"engine": lambda _: engine, "selector": selectors.thompson(), "arms": ARMS}
-
-
-@pytest.fixture(scope="module")
-def learnt(parts):
-    model, options = parts
-    bandit = Bandit(model, **options)
+def learnt():
+    bandit = make()
     bandit.update_many(
         arms=["a"] * 6 + ["b"] * 6 + ["c"] * 6, rewards=[1, 1, 1, 0, 0, 0] + [1, 0, 0, 0, 0, 0] + [1, 1] + [0] * 4
     )
@@ -64,9 +54,8 @@ def test_the_probabilities_of_all_slates_add_up_and_are_those_of_their_places(le
         assert chosen.count(slate) / 600 == pytest.approx(prob, abs=4.0 * np.sqrt(prob * (1 - prob) / 600))
 
 
-def test_reading_probabilities_records_nothing_and_says_what_select_then_does(parts):
-    model, options = parts
-    bandit = Bandit(model, **options | {"selector": selectors.double_sampling()})
+def test_reading_probabilities_records_nothing_and_says_what_select_then_does():
+    bandit = make(selector=selectors.double_sampling())
     bandit.update_many(arms=ARMS * 3, rewards=[1, 0, 0, 1] * 3)
     before = bandit.propensities()
     assert len(bandit.pending()) == 0
@@ -74,9 +63,8 @@ def test_reading_probabilities_records_nothing_and_says_what_select_then_does(pa
     np.testing.assert_array_equal(before, bandit.select().propensities)
 
 
-def test_rewards_of_a_slate_are_reported_by_place_and_learnt_as_ordinary_rewards(parts):
-    model, options = parts
-    bandit = Bandit(model, **options)
+def test_rewards_of_a_slate_are_reported_by_place_and_learnt_as_ordinary_rewards():
+    bandit = make()
     slate = bandit.select(size=3)
     bandit.update(slate, {1: 1})
     assert bandit.num_rewards == 1 and len(bandit.pending()) == 2
@@ -118,15 +106,14 @@ def test_sizes_that_cannot_be_filled_are_refused(learnt):
         learnt.propensities(size=5)
 
 
-def test_a_journal_continues_and_replays_slates(parts, tmp_path):
-    model, options = parts
+def test_a_journal_continues_and_replays_slates(tmp_path):
     path = tmp_path / "slates.db"
-    bandit = Bandit(model, journal=path, **options)
+    bandit = make(journal=path)
     slates = [bandit.select(size=2) for _ in range(2)]
     bandit.update(slates[0], [1, 0])
     bandit.select()
     third = bandit.select(size=2)
-    again = Bandit(model, journal=path, **options)
+    again = make(journal=path)
     assert again.num_rewards == 2 and len(again.pending()) == 5
     again.update(third, {0: 1})
     with Journal(path) as journal:

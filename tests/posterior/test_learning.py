@@ -1,18 +1,12 @@
 """A live step does not wait for the compiler, and batches are split into fixed sizes."""
 
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared_models import bernoulli_bandit, bernoulli_model
+from shared_models import Trust, bernoulli_bandit, bernoulli_model
 
 from ppl_bandit import Bandit, Engine, Explanation
 from ppl_bandit.posterior.learning import batch_sizes
-
-
-class Trust(NamedTuple):
-    is_trusted: Any
 
 
 def swelling(model):

@@ -5,8 +5,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import prior_engine
 
-from ppl_bandit import Bandit, RewardModel, engines, selectors
+from ppl_bandit import Bandit, RewardModel, selectors
 from ppl_bandit.program.outcome_information import check_information_directed, outcome_information
 
 PAIRS = np.array([(0, 0), (0, 1), (1, 1)])
@@ -76,6 +77,6 @@ def test_information_directed_sampling_is_refused_where_it_would_measure_another
 
 def test_a_bandit_warns_about_arms_that_teach_nothing_and_refuses_information_directed_sampling():
     with pytest.warns(UserWarning, match="outcome of arms 'a a', 'b b' does not depend on any latent"):
-        Bandit(duel, arms=["a a", "a b", "b b"], engine=engines.laplace, num_samples=50)
+        Bandit(duel, arms=["a a", "a b", "b b"], engine=prior_engine, num_samples=50)
     with pytest.raises(ValueError, match="information_directed"):
-        Bandit(duel, 3, engine=engines.laplace, selector=selectors.information_directed())
+        Bandit(duel, 3, engine=prior_engine, selector=selectors.information_directed())

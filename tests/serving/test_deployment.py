@@ -68,22 +68,8 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path):
 
 def test_nginx_and_caddy_accept_their_files(tmp_path):
     text = (FOLDER / "nginx.conf").read_text()
-    run(
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-        "-keyout",
-        tmp_path / "own.key",
-        "-out",
-        tmp_path / "own.crt",
-    )
+    files = "-keyout", tmp_path / "own.key", "-out", tmp_path / "own.crt"
+    run(*"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost".split(), *files)
     (tmp_path / "site.conf").write_text(text.replace("/etc/ssl/bandits.example.org", str(tmp_path / "own")))
     main = f"events {{}}\npid {tmp_path}/pid;\nerror_log stderr;\nhttp {{ include {tmp_path}/site.conf; }}\n"
     (tmp_path / "main.conf").write_text(main)

@@ -113,12 +113,15 @@ class Load:
         assert all(value == reward_of(decision) for decision, value in values.items())
         units = Counter(answer["id"] for answer in self.decided.values())
         assert set(units.values()) <= {1, 2}  # two requests a unit: one decision
-        replay = subprocess.run(
-            [sys.executable, "-m", "ppl_bandit.commands.cli", "journal", str(url), "replay", "--model", str(program)],
-            capture_output=True,
-            text=True,
-        )
-        assert replay.returncode == 0, replay.stdout + replay.stderr
+        replayed(url, program)
+
+
+def replayed(url, program):
+    """Compute every decision of a journal again in a process of its own, and return what it prints as JSON."""
+    command = [sys.executable, "-m", "ppl_bandit.commands.cli", "journal", str(url), "replay", "--json"]
+    found = subprocess.run([*command, "--model", str(program)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return json.loads(found.stdout)
 
 
 def test_twenty_kills_lose_nothing_and_double_nothing(folder):
@@ -323,24 +326,7 @@ def test_propensities_are_the_frequencies_of_the_arms_and_replay_agrees(folder):
         assert all(answer["propensity"] == events[answer["id"]].body["propensities"][arm] for answer in mine)
         variance = (probs * (1 - probs)).sum()
         assert variance > 100 and abs(len(mine) - probs.sum()) < 4 * np.sqrt(variance)
-    replay = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ppl_bandit.commands.cli",
-            "journal",
-            "e.db",
-            "replay",
-            "--model",
-            "programs.py",
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
-    assert replay.returncode == 0, replay.stdout + replay.stderr
-    assert json.loads(replay.stdout)
+    assert replayed(folder / "e.db", folder / "programs.py")
 
 
 def test_requests_that_arrive_together_do_not_refuse_each_other(folder):

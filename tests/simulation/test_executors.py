@@ -95,6 +95,7 @@ def test_loky_gives_the_same_numbers(here):
     xarray.testing.assert_identical(trials(pool).dataset, here[1])
 
 
+@pytest.mark.slow  # above, an executor that sends what is pickled; test_workers.py has the command's errors
 def test_two_workers_of_a_dask_cluster_give_the_same_numbers(here):
     distributed = pytest.importorskip("distributed", reason="dask is not installed")
     with (

@@ -127,7 +127,7 @@ def by_arm(make: Callable, arm: np.ndarray = ARM) -> tuple[np.ndarray, ...]:
 CLICKED, NOT_CLICKED = per_arm(CLICKS), per_arm(1 - CLICKS)
 
 
-@case
+@slow_case  # tests/live/test_bandit.py has it
 def bernoulli_in_a_plate():
     def program(arm):
         with numpyro.plate("arms", A):

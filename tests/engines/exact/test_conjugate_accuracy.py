@@ -163,7 +163,8 @@ def test_normal_inverse_gamma_over_a_long_run(level):
 
 @pytest.fixture(scope="module")
 def bernoulli_engine():
-    return conjugate(RewardModel(beta_bernoulli, A))
+    engine = conjugate(RewardModel(beta_bernoulli, A))
+    return engine._replace(update=jax.jit(engine.update))
 
 
 @pytest.mark.slow
@@ -199,7 +200,7 @@ def test_single_precision_follows_the_default_flag(bernoulli_engine):
     assert not jax.config.jax_enable_x64
     rng = np.random.default_rng(5)
     arm, click = rng.integers(0, A, 200), rng.integers(0, 2, 200)
-    state, info = jax.jit(bernoulli_engine.update)(
+    state, info = bernoulli_engine.update(
         KEY, bernoulli_engine.init(KEY), Interaction(jnp.asarray(arm), jnp.asarray(click))
     )
     assert bool(info.is_trusted) and state.elements["unit"].dtype == jnp.float32
@@ -288,7 +289,7 @@ def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so():
 def test_a_row_that_the_program_cannot_produce_is_not_absorbed(bernoulli_engine, arm, reward):
     state = bernoulli_engine.init(KEY)
     rows = Interaction(jnp.array([arm]), jnp.array([reward]))
-    after, info = jax.jit(bernoulli_engine.update)(KEY, state, rows)
+    after, info = bernoulli_engine.update(KEY, state, rows)
     assert not bool(info.is_trusted)
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
 

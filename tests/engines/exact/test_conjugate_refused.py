@@ -477,7 +477,6 @@ ONE_LINE = {
         lambda arm: bernoulli((rate := rates()[arm]) - 0.5 * rate * (1.0 - rate) * jnp.exp(-1e8 * (rate - 0.3) ** 2)),
     ),
     # Kinks, branches and roundings
-    "rate clipped where nobody looks": ("clip", lambda arm: bernoulli(jnp.clip(rates()[arm], 1e-6, 1.0 - 1e-6))),
     "gradient stopped": ("not affine", lambda arm: bernoulli(jax.lax.stop_gradient(rates())[arm])),
     # Priors of another family
     "half normal prior on a rate": (
@@ -535,6 +534,8 @@ ONE_LINE_SLOW = {
     "rate cast to an integer": ("conversion.*int", lambda arm: reward(dist.Poisson(1.0 + gammas()[arm].astype(int)))),
     "rate cast to half precision": ("float16", lambda arm: bernoulli(rates()[arm].astype(jnp.float16))),
     "mean cast to single precision": ("float32", lambda arm: normal(reals()[arm].astype(jnp.float32))),
+    # below, with its line and its remedy
+    "rate clipped where nobody looks": ("clip", lambda arm: bernoulli(jnp.clip(rates()[arm], 1e-6, 1.0 - 1e-6))),
     "mean bounded below": ("maximum", lambda arm: normal(jnp.maximum(reals()[arm], -20.0))),
     "mean bounded above": ("minimum", lambda arm: normal(jnp.minimum(reals()[arm], 20.0))),
     "rectified mean": ("maximum", lambda arm: normal(jax.nn.relu(reals()[arm]))),

@@ -49,7 +49,7 @@ def counts_with_exposure(unit):
 SMALL, LARGE = 1e-6, 1e8  # a variance of 1e-16 is refused: its density cannot be told from rounding
 CASES = [
     (unknown_variance, SMALL),
-    (unknown_precision, SMALL),
+    pytest.param(unknown_precision, SMALL, marks=pytest.mark.slow),
     pytest.param(unknown_variance, LARGE, marks=pytest.mark.slow),
     pytest.param(unknown_precision, LARGE, marks=pytest.mark.slow),
     *[

@@ -198,23 +198,30 @@ def test_the_same_key_gives_the_same_draws_and_another_key_others():
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
+# Two blocks of one precision, of which one is filled up, a block of another precision, and one that nothing scales.
+BLOCKS = Layout(
+    (SiteBlock("scale", "positive", (2,), 0), SiteBlock("x", "real", (7,), 0)),
+    np.ones(2),
+    np.array([[0, 1], [2, 0], [5, 6], [4, 3]], np.int32),
+    np.array([[True, True], [True, False], [True, True], [True, True]]),
+    np.array([0, 0, 1, -1]),
+)
+draw_blocks = jax.jit(lambda key, law: sample(BLOCKS, key, law, M))
+
+
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize(("shape", "rate"), [(0.3, 0.1), (1.0, 3.0), (40.0, 1e-3), (1e6, 1e6)])
 def test_blocks_of_every_owner_and_size_follow_their_laws(shape, rate, dtype):
-    """Two blocks of one precision, of which one is filled up, a block of another precision, and one that nothing scales."""
-    sites = (SiteBlock("scale", "positive", (2,), 0), SiteBlock("x", "real", (7,), 0))
-    members = np.array([[0, 1], [2, 0], [5, 6], [4, 3]], np.int32)
-    is_member = np.array([[True, True], [True, False], [True, True], [True, True]])
-    layout = Layout(sites, np.ones(2), members, is_member, np.array([0, 0, 1, -1]))
+    members, is_member = BLOCKS.members, BLOCKS.is_member
     factor = np.array([[2.0, 0.0], [-1.0, 0.5]])
     mean = np.array([[1.0, -2.0], [3.0, 0.0], [0.0, 5.0], [-1.0, 0.5]])
     precision = np.where(is_member[:, :, None] & is_member[:, None, :], factor @ factor.T, np.eye(2))
     with jax.enable_x64(dtype == "float64"):
         parameters = {"positive": jnp.full((2, 2), jnp.array([shape, rate]))}
-        law = standard_posterior(layout)._replace(
+        law = standard_posterior(BLOCKS)._replace(
             elements=parameters, mean=jnp.asarray(mean), precision=jnp.asarray(precision)
         )
-        draws = jax.jit(lambda key, law: sample(layout, key, law, M))(jr.key(18), law)
+        draws = draw_blocks(jr.key(18), law)
     assert all(leaf.dtype == dtype for leaf in draws.values())
     log_u, x = np.log(np.asarray(draws["scale"], float)), np.asarray(draws["x"], float)
     u = np.exp(np.column_stack([log_u[:, [0, 0, 1]], np.zeros(M)]))  # of each block

@@ -47,7 +47,7 @@ def numpy_filter(arms, rewards, contexts):
     """Filter (mean, slope, level 0, level 1) in covariance form."""
     first = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]])
     mean, cov = np.array([1.0, 0.0, 1.0, 1.0]), first @ np.diag([4.0, 0.25, 1.0, 1.0]) @ first.T
-    latest, laws = None, []
+    latest, laws, log_evidence = None, [], 0.0
     for arm, reward, time, size in zip(arms, rewards, contexts["time"], contexts["size"], strict=True):
         elapsed = 0.0 if latest is None else max(time - latest, 0.0)
         latest = time if latest is None else max(time, latest)
@@ -56,10 +56,12 @@ def numpy_filter(arms, rewards, contexts):
             step = np.array([[1, 0, 0, 0], [0, 0.8, 0, 0], [1 - keep, 0, keep, 0], [1 - keep, 1, 0, keep]])
             mean, cov = step @ mean, step @ cov @ step.T + np.diag([0, 0.09, 0.16 * elapsed, 0.16 * elapsed])
         read = np.array([0.0, 0.2 * size, arm == 0, arm == 1])
-        gain = cov @ read / (read @ cov @ read + 0.49)
-        mean, cov = mean + gain * (reward - read @ mean), cov - np.outer(gain, read @ cov)
+        variance, gap = read @ cov @ read + 0.49, reward - read @ mean
+        log_evidence -= 0.5 * (np.log(2 * np.pi * variance) + gap**2 / variance)
+        gain = cov @ read / variance
+        mean, cov = mean + gain * gap, cov - np.outer(gain, read @ cov)
         laws.append((mean, np.sqrt(np.diag(cov))))
-    return map(np.array, zip(*laws, strict=True))
+    return *map(np.array, zip(*laws, strict=True)), log_evidence
 
 
 def test_it_equals_a_filter_in_numpy_over_a_thousand_steps_and_a_decision_predicts_to_its_own_time():
@@ -73,15 +75,17 @@ def test_it_equals_a_filter_in_numpy_over_a_thousand_steps_and_a_decision_predic
 
     def run(rows, later):
         state, found = jax.lax.scan(step, engine.init(jr.key(0)), rows)
-        return *found, engine.capabilities.advance(jr.key(0), state, later).posterior.mean[0], state.posterior.num_rows
+        return found, engine.capabilities.advance(jr.key(0), state, later).posterior.mean[0], state
 
     with jax.enable_x64(True):
         rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts, is_counted))
         later = {"time": jnp.asarray(contexts["time"][-1] + 3.0), "size": jnp.asarray(0.0)}
-        means, sds, is_trusted, ahead, num_rows = jax.device_get(jax.jit(run)(rows, later))
+        (means, sds, is_trusted), ahead, state = jax.device_get(jax.jit(run)(rows, later))
     kept = jax.tree.map(lambda leaf: leaf[is_counted], (arms, rewards, contexts))
-    expected_means, expected_sds = numpy_filter(*kept)
-    assert is_trusted.all() and num_rows == is_counted.sum()
+    expected_means, expected_sds, log_evidence = numpy_filter(*kept)
+    assert is_trusted.all() and state.posterior.num_rows == is_counted.sum()
+    # A thousand terms of a few nats each, in float64.
+    assert engine.capabilities.log_evidence(state) == (pytest.approx(log_evidence, abs=1e-6), 0.0)
     np.testing.assert_allclose(means[is_counted], expected_means, atol=1e-9)
     np.testing.assert_allclose(sds[is_counted], expected_sds, rtol=1e-9)
     np.testing.assert_array_equal(means[700:710], np.tile(means[699], (10, 1)))

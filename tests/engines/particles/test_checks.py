@@ -66,6 +66,8 @@ def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
     assert "must be at most 0.7" in text and "ess" not in text
     assert bandit.explanation.engine == "laplace"  # chosen for its speed: no slower engine replaces it
     assert "NOT TRUSTED" in bandit.explain()
+    with pytest.raises(ValueError, match="the laplace engine does not estimate the log evidence"):
+        _ = bandit.log_evidence
 
 
 @pytest.mark.slow

@@ -243,12 +243,12 @@ def rates_by(value):
     return program
 
 
-@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("case", slow_but(SHARED, "an index that all arms round to", "a weight of zero"))
 def test_arms_that_share_one_rate_are_noted(case):
     assert "the same expected reward" in RewardModel(rates_by(SHARED[case]), 3).expected_reward_note
 
 
-@pytest.mark.parametrize("case", APART)
+@pytest.mark.parametrize("case", slow_but(APART, "two arms that share", "a choice", "an offset"))
 def test_arms_with_rates_of_their_own_are_not(case):
     assert RewardModel(rates_by(APART[case]), 3).expected_reward_note == ""
 
@@ -266,6 +266,7 @@ def test_a_model_takes_a_program_for_any_number_of_arms():
     model = RewardModel(program, 4)
     assert model.latent_shapes == {"rate": (4,)}
     assert RewardModel(model.program, 4).latent_shapes == {"rate": (4,)}
+    assert RewardModel(program, 4).program is model.program  # bandits of the same program share a start
     assert model.sample_prior(jr.key(0), 3)["rate"].shape == (3, 4)
 
 
