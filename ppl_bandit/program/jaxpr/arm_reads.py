@@ -1,4 +1,4 @@
-"""Whether a traced program uses its arms by their values, and not only by their name in an expression such as `0 * arm`."""
+"""How a traced program uses its arms: by their values, and not only by their name in an expression such as `0 * arm`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,9 @@ import numpy as np
 from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, fold_in_numpy, interpret, is_known
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = ["tells_rows_apart"]
+__all__ = ["reads_of_latents", "tells_rows_apart"]
+
+_PRODUCTS = ("mul", "dot_general")
 
 
 def tells_rows_apart(closed: ClosedJaxpr, args: Sequence[Any], number: int) -> bool:
@@ -41,6 +43,29 @@ def tells_rows_apart(closed: ClosedJaxpr, args: Sequence[Any], number: int) -> b
     own = np.asarray(args[number])
     pairs = zip(operands(own), operands(np.roll(own, 1)), strict=True)
     return not all(first is second or _is_equal(first, second) for first, second in pairs)
+
+
+def reads_of_latents(closed: ClosedJaxpr, args: Sequence[Any]) -> list[bool]:
+    """Return, for each output of a jaxpr, whether it depends on the latents; a product with known zeros does not.
+
+    Args:
+        args: an array for a known input, True for latents, and False for other inputs that are not known.
+    """
+
+    def apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
+        if eqn.primitive.name in _PRODUCTS and any(is_array(value) and not np.any(value) for value in values):
+            return [np.zeros(var.aval.shape, var.aval.dtype) for var in eqn.outvars]
+        return [any(value is True for value in values)] * len(eqn.outvars)
+
+    def is_array(value: Any) -> bool:
+        return not isinstance(value, bool)
+
+    def fold(eqn: Any, values: list[Any]) -> list[Any]:
+        return [value if is_known(value) else False for value in fold_in_numpy(eqn, values)]
+
+    with jax.ensure_compile_time_eval():
+        domain = Domain(apply, is_array, fold, np.asarray)
+        return [value is True for value in interpret(domain, closed.jaxpr, closed.consts, args)]
 
 
 def _is_equal(first: Any, second: Any) -> bool:

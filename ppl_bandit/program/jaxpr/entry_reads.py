@@ -16,7 +16,7 @@ from ppl_bandit.program.jaxpr.entrywise import Entries, Entrywise, Known
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = ["Affine", "affine_reads", "connected_components", "entries_read", "reads_of_latents"]
+__all__ = ["Affine", "affine_reads", "connected_components", "entries_read"]
 
 
 class Affine(NamedTuple):
@@ -45,16 +45,6 @@ def entries_read(function: Callable, size: int, data: tuple) -> np.ndarray:
     args = [_entries_of(domain, np.eye(size, dtype=bool)), *[0] * len(jax.tree.leaves(data))]
     (out,) = domain.evaluate(closed, args)
     return _reads_of(domain, out, size)
-
-
-def reads_of_latents(closed: ClosedJaxpr, args: Sequence[Any]) -> list[bool]:
-    """Return, for each output of a jaxpr, whether it depends on the latents; a product with known zeros does not.
-
-    Args:
-        args: an array for a known input, 1 for latents, and 0 for other inputs that are not known.
-    """
-    domain = _Reads()
-    return [not all(map(domain.is_data, domain.values(out))) for out in domain.evaluate(closed, args)]
 
 
 def affine_reads(closed: ClosedJaxpr, latents: Sequence[np.ndarray]) -> Affine | None:

@@ -10,8 +10,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.program.jaxpr.arm_reads import tells_rows_apart
-from ppl_bandit.program.jaxpr.entry_reads import connected_components, reads_of_latents
+from ppl_bandit.program.jaxpr.arm_reads import reads_of_latents, tells_rows_apart
+from ppl_bandit.program.jaxpr.entry_reads import connected_components
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges, sizes_indexed_by
 from ppl_bandit.program.jaxpr.interpreter import DATA, dependencies
 from ppl_bandit.program.jaxpr.source_lines import source_line
@@ -125,7 +125,7 @@ def _reads_latents(
     """Return whether the expected reward or the density of an outcome depends on a latent if all rows have one arm."""
     sources = [next(iter(label)) for label in labels]
     args = [
-        np.full_like(leaf, arm) if source == "arm" else int(source == "latents")
+        np.full_like(leaf, arm) if source == "arm" else source == "latents"
         for leaf, source in zip(leaves, sources, strict=True)
     ]
     return any(reads_of_latents(closed, args)[num_prior:])
