@@ -9,7 +9,7 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.display.csv_cells import safe_frame
-from ppl_bandit.evaluation.evaluate import evaluate, logged_decisions
+from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs
 from ppl_bandit.inputs.columns import context_columns
@@ -86,12 +86,11 @@ def _evaluate(
 
 def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: ShowLine) -> dict[str, Any]:
     """Show what every arm earns, with intervals that hold for all arms at once."""
-    level = settings["level"]
-    each = settings | {"level": 1.0 - (1.0 - level) / len(names)}  # Bonferroni
-    found = {str(name): evaluate(log, name, **each) for name in names}
+    level, table = settings["level"], evaluate_arms(log, **settings)
+    found = {str(name): row for name, row in zip(names, table.itertuples(), strict=True)}
     order = sorted(found, key=lambda name: -found[name].estimate)
     best = found[order[0]]
-    near = [name for name in order[1:] if not found[name].interval[1] < best.interval[0]]
+    near = [name for name in order[1:] if not found[name].upper < best.lower]
     if best.is_refused:
         verdict = best.verdict
     elif near:
@@ -105,14 +104,14 @@ def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: S
     width = max(map(len, order))
     for name in order:
         one = found[name]
-        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval(one.interval)
+        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
         show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
     show(
         f"\nThe {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively; "
         "`--contrast ARM OTHER` says more about two of them."
     )
     arms = {
-        name: {"estimate": one.estimate, "interval": one.interval, "is_refused": one.is_refused}
+        name: {"estimate": one.estimate, "interval": (one.lower, one.upper), "is_refused": one.is_refused}
         for name, one in found.items()
     }
     return {"verdict": verdict, "level": level, "arms": arms}

@@ -9,17 +9,14 @@ from typing import Any, NamedTuple
 from ppl_bandit.arguments import check_flag
 from ppl_bandit.deciders.snapshots import SnapshotExperiment, channel_of
 from ppl_bandit.inputs.numbers import as_seconds, check_text
-from ppl_bandit.journal.events import DECIDED, Event
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.journal.stores.appending import AppendRequest, Beside
-from ppl_bandit.journal.stores.calls import GroupedCalls, call_within
+from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.staged import find_staged, keys_lock, stage
-from ppl_bandit.journal.stores.store import JournalError, Key, KeyTaken, SharedLock
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -96,7 +93,7 @@ class Decider:
                 "Bandit(..., journal=path)"
             )
         backend = PostgresBackend(place, as_seconds(timeout, "timeout"))
-        store = _StagingStore(backend)
+        store = SqlStore(backend, is_staging=True)
         try:
             store.check_name(check_text(name, "name"))
             store.prepare_staging()
@@ -108,7 +105,6 @@ class Decider:
             store.close()
             raise
         self._experiment, self._store, self._backend = self._bandit.follow(limit), store, backend
-        self._num_decisions, self._counting = 0, threading.Lock()
         self._reason, self._closed = "", threading.Event()
         with call_within(self._store.timeout):
             self._experiment.refresh()
@@ -135,9 +131,7 @@ class Decider:
     ) -> Decision | Slate:
         """Decide which arm to play, and record the decision; as `Bandit.select`."""
         options: Any = {"size": size, "unit": unit, "request_id": request_id}
-        made = self._bandit.select(context, allowed, **options)
-        self._count(len(made.decisions) if isinstance(made, Slate) else 1)
-        return made
+        return self._bandit.select(context, allowed, **options)
 
     def select_many(
         self,
@@ -150,9 +144,7 @@ class Decider:
     ) -> list[Decision]:
         """Make many decisions at once; as `Bandit.select_many`."""
         options: Any = {"allowed": allowed, "units": units, "request_ids": request_ids}
-        made = self._bandit.select_many(contexts, num_decisions=num_decisions, **options)
-        self._count(len(made))
-        return made
+        return self._bandit.select_many(contexts, num_decisions=num_decisions, **options)
 
     def health(self) -> DeciderHealth:
         """Return whether decisions can be recorded, and how new the posterior behind them is; it never raises JournalError."""
@@ -170,7 +162,7 @@ class Decider:
             experiment.projection.position,
             experiment.staleness,
             experiment.stream,
-            self._num_decisions,
+            experiment.num_made,
         )
 
     def close(self) -> None:
@@ -185,10 +177,6 @@ class Decider:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
-
-    def _count(self, num: int) -> None:
-        with self._counting:
-            self._num_decisions += num
 
     def _follow(self) -> None:
         """Load every snapshot that is announced, and look for one after `poll_every` seconds without."""
@@ -212,78 +200,8 @@ class _SnapshotBandit(Bandit):
 
     def follow(self, max_staleness: float | None) -> SnapshotExperiment:
         """Begin with the state that was opened."""
-        opened = self._experiment
-        self._experiment = followed = SnapshotExperiment(
-            opened.store,
-            opened.name,
-            opened.initial,
-            self._build,
-            opened.burn_in,
-            opened.identity or {},
-            opened.stream,
-            opened.projection,
-            opened.num_decisions,
-            max_staleness,
-        )
+        self._experiment = followed = SnapshotExperiment(self._experiment, max_staleness)
         return followed
 
     def _expire_overdue(self) -> int:
         return 0  # the bandit that learns settles overdue decisions
-
-
-class _StagingStore(SqlStore):
-    """A store that records decisions beside the stream, with the keys of their units and requests."""
-
-    def __init__(self, backend: PostgresBackend):
-        super().__init__(backend)
-        self._stage = GroupedCalls[AppendRequest](self._writing, self._stage_all)
-
-    def append(
-        self,
-        experiment: str,
-        events: Sequence[Event],
-        after: int | None = None,
-        keys: Sequence[Key] = (),
-        beside: Beside | None = None,
-    ) -> list[Event]:
-        """Record decisions, all or none; they are durable when this returns. Threads share a transaction."""
-        if any(event.kind != DECIDED for event in events):
-            return super().append(experiment, events, after, keys, beside)
-        with call_within(self.timeout):
-            return self._stage(AppendRequest(experiment, events, None, keys))
-
-    def find(self, experiment: str, decisions: Sequence[str], *, is_sealed: bool = False) -> dict[str, list[Event]]:
-        """Return all events of some decisions, in order, those of staged ones too; unknown decisions are left out."""
-        found = super().find(experiment, decisions, is_sealed=True)
-        missing = [decision for decision in decisions if decision not in found]
-        if missing:
-            found |= self._run(lambda execute, is_again: find_staged(execute, experiment, missing))
-            sealed_meanwhile = [one for one in missing if one not in found]
-            found |= super().find(experiment, sealed_meanwhile, is_sealed=True)
-        return found
-
-    def _stage_all(self, requests: Sequence[AppendRequest]) -> None:
-        own, names = list[AppendRequest](), set[str]()
-        for request in requests:  # of those with a common key, one; the others are left to their own threads
-            wanted = {key.name for key in request.keys}
-            if names.isdisjoint(wanted):
-                own.append(request)
-                names |= wanted
-        locks = [SharedLock(keys_lock(own[0].experiment))] if names else []
-        while True:
-            try:
-                refused = self._run(lambda execute, is_again: stage(execute, own, is_again), locks)
-                break
-            except KeyTaken:
-                continue
-            except Exception as error:
-                for request in own:
-                    request.error = error
-                if not isinstance(error, JournalError):
-                    raise
-                return
-        for request in own:
-            if request in refused:
-                request.error = KeyTaken()
-            else:
-                request.result = list(request.events)

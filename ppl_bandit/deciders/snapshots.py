@@ -8,19 +8,17 @@ decision records both, and replay makes the posterior again from the events up t
 import hashlib
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit.journal.checkpoints import load_checkpoint, make_checkpoint
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import identity_differences
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.calls import call_within
-from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 
 __all__ = ["SnapshotExperiment", "channel_of", "is_changed", "publish"]
@@ -62,35 +60,22 @@ class SnapshotExperiment(Experiment):
     """An experiment whose projection is the newest snapshot; it folds no events.
 
     Args:
-        projection: before the first event.
-        stream: random number stream of its decisions, of this process alone.
-        start: the projection to begin with.
-        next_number: of its first decision.
+        opened: the experiment as it was opened.
         max_staleness: seconds that the posterior may be old; older ones are refused, unless it is None.
+
+    Attributes:
+        num_made: number of decisions that this process has made.
     """
 
-    _follows_stream = False
-
-    def __init__(
-        self,
-        store: SqlStore,
-        name: str,
-        projection: Projection,
-        build: BuildTask,
-        burn_in: int,
-        identity: Mapping[str, Any],
-        stream: str,
-        start: Projection,
-        next_number: int,
-        max_staleness: float | None,
-    ):
-        super().__init__(store, name, projection, build, burn_in, identity, stream)
-        self._rebuild = build
+    def __init__(self, opened: Experiment, max_staleness: float | None):
+        store, name, start = opened.store, opened.name, opened.projection
+        super().__init__(store, name, opened.initial, opened._build, opened.burn_in, opened.identity, opened.stream)
         self._refusal = ""  # why no decision can be made
         self._newest = 0  # position of the last checkpoint that was looked at
         self._max_staleness = max_staleness
         self._known_at = -math.inf  # by the monotonic clock, when the snapshot was surely the newest posterior
-        self.restore(start._replace(digest=store.digest_at(name, start.position)), next_number)
+        self.num_made = 0
+        self.restore(start._replace(digest=store.digest_at(name, start.position)), opened.num_decisions)
 
     def catch_up(self, *, wait: bool = True) -> Projection:
         """Return the newest snapshot that `refresh` has loaded."""
@@ -138,22 +123,22 @@ class SnapshotExperiment(Experiment):
                 )
                 raise JournalError(self._refusal)
             if len(header.names) > len(self.initial.task.arms):
-                self.initial = initial_projection(*self._rebuild(header.names))
+                self.initial = initial_projection(*self._build(header.names))
                 checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, least)
         self._newest, self._known_at = newest, asked - age
         with self.fold_lock:
-            if checkpoint is None or checkpoint.position <= self.projection.position:
+            if checkpoint is None or checkpoint[0].position <= self.projection.position:
                 return False
-            fields = checkpoint.fields | {"position": checkpoint.position, "digest": checkpoint.digest}
-            self.restore(self.initial._replace(**fields), max(self.num_decisions, checkpoint.next_number))
+            snapshot, next_number = checkpoint
+            self.restore(snapshot, max(self.num_decisions, next_number))
         return True
 
     def decide(self, *arguments: Any, **options: Any) -> list[Event]:
         """Make decisions and record them; own ones count for the burn-in."""
         decisions = super().decide(*arguments, **options)
         with self.fold_lock:
-            num_played = self.projection.num_played.copy()
-            for event in decisions:
-                num_played[event.arm] += 1
-            self.projection = self.projection._replace(num_played=num_played)
+            self.num_made += len(decisions)
+            num_played = self.projection.num_played
+            new = np.bincount([int(event.arm or 0) for event in decisions], minlength=num_played.size)
+            self.projection = self.projection._replace(num_played=num_played + new)
         return decisions

@@ -51,7 +51,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "proof", failure="an outer site has left the region for which the likelihood is proved analytic"
         ),
         "density": Check(
-            "density",
+            "finite log densities",
             failure="a log density is not finite: of a row at all particles, of a moved particle, or of all rows",
         ),
         # 0.02 nats change a weight by 2%; the share is that of the effective sample size below.

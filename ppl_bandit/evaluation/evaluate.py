@@ -16,7 +16,6 @@ from ppl_bandit.evaluation.targets import Component, with_value
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.numbers import check_text
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.types import Engine, Selector
 
@@ -121,7 +120,7 @@ def evaluate_arms(
 
     Returns:
         A DataFrame by arm: estimate, standard_error, lower, upper, as of `evaluate`; sequence_lower, sequence_upper, the last
-        row of the confidence sequence; is_refused.
+        row of the confidence sequence; is_refused; and the verdict on the arm alone.
     """
     import pandas
 
@@ -137,8 +136,17 @@ def evaluate_arms(
     for arm in names:
         found = evaluate_decisions(decisions, arm, level=each, bounds=bounds, means=means)
         ends = found.sequence.iloc[-1][["lower", "upper"]]
-        rows.append((found.estimate, found.standard_error, *found.interval, *ends, found.is_refused))
-    columns = ["estimate", "standard_error", "lower", "upper", "sequence_lower", "sequence_upper", "is_refused"]
+        rows.append((found.estimate, found.standard_error, *found.interval, *ends, found.is_refused, found.verdict))
+    columns = [
+        "estimate",
+        "standard_error",
+        "lower",
+        "upper",
+        "sequence_lower",
+        "sequence_upper",
+        "is_refused",
+        "verdict",
+    ]
     return pandas.DataFrame(rows, index=pandas.Index([shown_name(arm) for arm in names], name="arm"), columns=columns)
 
 
@@ -147,12 +155,6 @@ def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:
     if model is not None:
         check_reward_model(model, "model")
     return log.model if model is None and _is_bandit(log) else model
-
-
-_OTHER_QUANTITY = (
-    "the program maximises another quantity than the one that is evaluated here, so the outcome model is a running mean, and "
-    "the model has no interval of its own"
-)
 
 
 def valued_decisions(
@@ -168,19 +170,7 @@ def valued_decisions(
     check_text(name, "name")
     if outcome is not None:
         check_text(outcome, "outcome")
-    is_recorded = not (is_frame(log) or isinstance(log, LoggedDecisions))
-    first = outcome
-    if outcome is None and is_recorded and (isinstance(log, Journal) or _is_bandit(log)):
-        # Which one does not matter here: all are read.
-        first = (read_header(log.store, name).identity["outcomes"] if isinstance(log, Journal) else log.model.outcomes)[
-            0
-        ]
-    found, is_maximised = with_value(
-        logged_decisions(log, model, name=name, outcome=first, arms=arms), model, value, outcome
-    )
-    if is_maximised is False:
-        found = found._replace(cautions=(*found.cautions, _OTHER_QUANTITY))
-    return found, is_maximised is not False
+    return with_value(logged_decisions(log, model, name=name, arms=arms), model, value, outcome)
 
 
 def logged_decisions(
@@ -188,7 +178,6 @@ def logged_decisions(
     model: RewardModel | None = None,
     *,
     name: str = "default",
-    outcome: str | None = None,
     arms: Sequence[Any] | None = None,
 ) -> LoggedDecisions:
     """Return the decisions of a bandit, a journal or a DataFrame; see `evaluate`."""
@@ -198,9 +187,9 @@ def logged_decisions(
         num_arms = None if model is None else model.num_arms
         found = decisions_from_frame(log, arms, None if model is None else contexts_from(model, log), num_arms)
     elif isinstance(log, Journal):
-        found = decisions_from_journal(log, name, outcome, model)
+        found = decisions_from_journal(log, name, model)
     elif _is_bandit(log):
-        found = log.logged_decisions(outcome)
+        found = log.logged_decisions()
     else:
         raise ValueError(f"log must be a Bandit, a Journal or a DataFrame, got {type(log).__name__}")
     if model is not None and len(found.names) != model.num_arms:

@@ -29,26 +29,6 @@ _LARGEST_SHARE_UNSAID = 0.01  # of decisions that are left out, before the verdi
 _BLUE, _GREY = "#0072B2", "#999999"
 
 
-class _Prepared(NamedTuple):
-    """A component on the rows that can tell about it.
-
-    Attributes:
-        has_overlap: (T,), rows in which the log could have played every arm that the component plays.
-        is_used: (T,), these rows, but the first where nothing was known before it.
-        weights, scores: of the rows that are used.
-        allocation: h_t of those rows; None where the probabilities of all arms were not recorded.
-        num_events: of those rows, the effective number of events so far.
-    """
-
-    component: Component
-    has_overlap: np.ndarray
-    is_used: np.ndarray
-    weights: np.ndarray
-    scores: np.ndarray
-    allocation: np.ndarray | None
-    num_events: np.ndarray
-
-
 class Evaluation(NamedTuple):
     """What a log says about a target.
 
@@ -177,10 +157,10 @@ def evaluate_decisions(
     if means is None:
         means = estimators.running_means(log.arm, log.reward, len(log.names))
         is_known[0] = False  # nothing was known before the first row
-    parts = [_prepare(log, component, means, is_known) for component in components]
+    parts = [_scored(log, component, means, is_known) for component in components]
     found = _estimates(log, parts, means)
     diagnostics = _diagnostics(log, parts)
-    sequence = confidence_sequence(log, components, [_scored(log, part) for part in parts], level, bounds)
+    sequence = confidence_sequence(log, parts, level, bounds)
     rare = [part for part in parts if _events(part) < MIN_EFFECTIVE_EVENTS]
     reasons = _refusals(log, parts)
     if bounds is None and not reasons:
@@ -304,7 +284,7 @@ def _within(
     return min(max(interval[0], low), high), min(max(interval[1], low), high)
 
 
-def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> _Prepared:
+def _scored(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> ScoredRows:
     every = log.propensities
     needed = component.probs > 0
     lacks = np.zeros(component.probs.shape, bool) if every is None else (every <= 0) & needed
@@ -321,24 +301,19 @@ def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray, is_k
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
     events = estimators.effective_events(counted, reward)
-    return _Prepared(component, has_overlap, is_used, weights, scores, allocation, events)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sizes = np.cumsum(weights) ** 2 / np.cumsum(weights**2)
+    is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (events >= MIN_EFFECTIVE_EVENTS)
+    if log.contexts is not None and not has_overlap.all():  # the rows that are used have other contexts
+        is_enough[:] = False
+    return ScoredRows(component, has_overlap, is_used, weights, scores, allocation, events, is_enough)
 
 
-def _events(part: _Prepared) -> float:
+def _events(part: ScoredRows) -> float:
     return float(part.num_events[-1]) if part.num_events.size else 0.0
 
 
-def _scored(log: LoggedDecisions, part: _Prepared) -> ScoredRows:
-    """Return the scores of a component, and from which row on they carry an asymptotic sequence."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        sizes = np.cumsum(part.weights) ** 2 / np.cumsum(part.weights**2)
-    is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (part.num_events >= MIN_EFFECTIVE_EVENTS)
-    if log.contexts is not None and not part.has_overlap.all():  # the rows that are used have other contexts
-        is_enough[:] = False
-    return ScoredRows(part.is_used, part.scores, is_enough)
-
-
-def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> dict[str, Estimate]:
+def _estimates(log: LoggedDecisions, parts: list[ScoredRows], means: np.ndarray) -> dict[str, Estimate]:
     """Return every estimator's result, by name."""
     if len(parts) == 2:
         return _contrasts(log, parts, means)
@@ -357,7 +332,7 @@ def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
     return found
 
 
-def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> dict[str, Estimate]:
+def _contrasts(log: LoggedDecisions, parts: list[ScoredRows], means: np.ndarray) -> dict[str, Estimate]:
     """Return differences; the doubly robust ones with the joint variance, the others as if the two were independent."""
     first, second = (_estimates(log, [part], means) for part in parts)
     found = {}
@@ -366,7 +341,7 @@ def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
             error = math.hypot(first[name].standard_error, second[name].standard_error)
             found[name] = Estimate(first[name].value - second[name].value, error)
 
-    def all_rows(part: _Prepared, values: Any) -> np.ndarray:
+    def all_rows(part: ScoredRows, values: Any) -> np.ndarray:
         rows = np.zeros(log.arm.size)
         rows[part.is_used] = values
         return rows
@@ -380,7 +355,7 @@ def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
     return found
 
 
-def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, float]:
+def _diagnostics(log: LoggedDecisions, parts: list[ScoredRows]) -> dict[str, float]:
     """Return what the weights are worth; of two components the worse figure."""
     sizes = [estimators.effective_sample_size(part.weights) for part in parts]
     worst = parts[int(np.argmin(sizes))]
@@ -402,7 +377,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
     }
 
 
-def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
+def _refusals(log: LoggedDecisions, parts: list[ScoredRows]) -> list[str]:
     """Return why the data do not support an interval; empty where they do."""
     reasons = list(log.doubts)
     for part in parts:
@@ -427,7 +402,7 @@ def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
     return reasons
 
 
-def _too_rare(log: LoggedDecisions, part: _Prepared) -> str:
+def _too_rare(log: LoggedDecisions, part: ScoredRows) -> str:
     """Return that the rewards of a component rest on too few events, and how many decisions are likely to bring enough."""
     label, found = part.component.label, _events(part)
     own = log.reward[part.is_used][part.weights > 0]

@@ -22,7 +22,7 @@ class LoggedDecisions(NamedTuple):
     Attributes:
         names: the arms.
         arm: (T,), index of the arm that was played.
-        reward: (T,).
+        reward: (T,), what is evaluated; of several outcomes the first, until another one is chosen.
         propensity: (T,), probability with which that arm was played; in (0, 1].
         propensities: (T, A), probability of every arm; None where only that of the played arm was recorded.
         contexts: a pytree whose leaves have a leading axis T, or None; as the decisions had them.

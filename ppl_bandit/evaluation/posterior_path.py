@@ -33,7 +33,7 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["NUM_SAMPLES", "PosteriorPath", "engine_of", "follow_posterior", "rows_of_log"]
+__all__ = ["NUM_SAMPLES", "PosteriorPath", "engine_of", "follow_posterior", "rows_of_log", "without_text"]
 
 _MAX_BLOCKS = 500
 NUM_SAMPLES = 400  # posterior draws at each decision
@@ -60,6 +60,11 @@ def engine_of(model: RewardModel) -> Engine:
     """Return the engine that is chosen for a model; it is kept, because one log is evaluated for several targets."""
     with jax.enable_x64(True):
         return engines.choose(model)
+
+
+def without_text(engine: Engine) -> Engine:
+    """Return an engine that can be a key: without what changes no result."""
+    return engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,8 +107,7 @@ def follow_posterior(
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(0))
         state = initial_state(key_init, engine, -(-num_rows // size) * size)
-        without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
-        follow = _path_function(model, without_text, selector, has_scores)
+        follow = _path_function(model, without_text(engine), selector, has_scores)
         state, found = follow(key_blocks, state, log_steps(*rows_of_log(model, log), size=size))
         found = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])[:num_rows], found)
     return PosteriorPath(state, **found)

@@ -18,7 +18,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 __all__ = ["decisions_from_experiment", "decisions_from_journal"]
 
 
-def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> LoggedDecisions:
+def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
     """Return the rewarded decisions of an open experiment; see `_from_events`.
 
     Raises:
@@ -27,13 +27,11 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
     recorded = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
-    found = _from_events(*recorded, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
+    found = _from_events(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
     return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
 
 
-def decisions_from_journal(
-    journal: Journal, name: str, outcome: str | None, model: RewardModel | None
-) -> LoggedDecisions:
+def decisions_from_journal(journal: Journal, name: str, model: RewardModel | None) -> LoggedDecisions:
     """Return the rewarded decisions of an experiment in a journal; see `_from_events`.
 
     Raises:
@@ -43,7 +41,7 @@ def decisions_from_journal(
     journal.store.check(name)
     recorded = journal.store.decisions(name), journal.store.imported(name)
     outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
-    found = _from_events(*recorded, header.names, outcomes, outcome, model, late)
+    found = _from_events(*recorded, header.names, outcomes, model, late)
     others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
     num_others = sum(len(event.body["arms"]) for event in others)
     return found._replace(num_without_propensity=found.num_without_propensity + num_others)
@@ -81,7 +79,6 @@ def _from_events(
     imported: Sequence[Event],
     names: Sequence[Any],
     outcomes: Sequence[str],
-    outcome: str | None,
     model: RewardModel | None,
     late: Sequence[str] = (),
 ) -> LoggedDecisions:
@@ -96,15 +93,9 @@ def _from_events(
         records: every decision and what became of it.
         imported: those of imported plays whose propensity was given.
         names: the arms now.
-        outcome: the outcome to evaluate; None takes the only one.
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
-    if outcome is None and len(outcomes) > 1:
-        raise ValueError(f"the experiment has the outcomes {list(outcomes)}: name the one to evaluate with outcome=")
-    chosen = outcomes[0] if outcome is None else outcome
-    if chosen not in outcomes:
-        raise ValueError(f"outcome is {chosen!r}, expected one of {list(outcomes)}")
     plays = [
         _Play(
             record.decided.position,
@@ -140,7 +131,7 @@ def _from_events(
     return LoggedDecisions(
         tuple(names),
         arm,
-        values[chosen],
+        values[outcomes[0]],
         np.array([play.propensity for play in plays], float),
         propensities,
         contexts,

@@ -5,6 +5,7 @@ Popovic, 2016, "Offline evaluation of online reinforcement learning algorithms")
 answer is for its length.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_of_log
+from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_of_log, without_text
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -34,7 +35,7 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["RejectionResult", "accept_function", "accepted_rows", "evaluate_by_rejection"]
+__all__ = ["RejectionResult", "accepted_rows", "evaluate_by_rejection"]
 
 _MIN_ACCEPTED = 30
 
@@ -100,8 +101,7 @@ def evaluate_by_rejection(
         )
     decisions, _ = valued_decisions(log, model, name=name, outcome=outcome, value=value)
     engine = engine_of(model)
-    accept = accept_function(model, engine, selector)
-    rewards = decisions.reward[accepted_rows(model, engine, accept, decisions, seed=seed)]
+    rewards = decisions.reward[accepted_rows(model, engine, selector, decisions, seed=seed)]
     mean, error = weighted_mean(rewards) if rewards.size else (math.nan, math.nan)
     is_refused = rewards.size < _MIN_ACCEPTED
     start = f"{selector} would have made {rewards.size} decisions with the {decisions.arm.size} rows of the log"
@@ -115,7 +115,8 @@ def evaluate_by_rejection(
     return RejectionResult(mean, error, rewards.size, decisions.arm.size, rewards, is_refused, verdict)
 
 
-def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> Callable[..., Any]:
+@functools.lru_cache(maxsize=8)
+def _accept_function(model: RewardModel, engine: Engine, selector: Selector) -> Callable[..., Any]:
     """Return a compiled function that decides which rows of a log a selector accepts; logs of similar lengths share it.
 
     It takes a key, the engine's state before the first row, the steps of the log, and the largest ratio pi(a) / e(a), or None
@@ -136,7 +137,7 @@ def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> C
 
 
 def accepted_rows(
-    model: RewardModel, engine: Engine, accept: Callable[..., Any], log: LoggedDecisions, *, seed: int = 0
+    model: RewardModel, engine: Engine, selector: Selector, log: LoggedDecisions, *, seed: int = 0
 ) -> np.ndarray:
     """Return the indices of the rows of a log that a selector accepts: the decisions that it would have made.
 
@@ -144,9 +145,6 @@ def accepted_rows(
     probability pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row;
     with contexts it is the same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on
     the context. Without contexts, rows in which an arm has probability 0, such as those of a burn-in, are left out.
-
-    Args:
-        accept: made by `accept_function` for this model, engine and selector.
 
     Raises:
         ValueError: if the log lacks the probabilities of all arms, or no row can be used.
@@ -169,5 +167,6 @@ def accepted_rows(
     with jax.enable_x64(True):
         key_init, key_rows = jr.split(jr.key(seed))
         state = initial_state(key_init, engine, num_rows)
+        accept = _accept_function(model, without_text(engine), selector)
         is_accepted = accept(key_rows, state, log_steps(*rows_of_log(model, log), log.propensities), bound)[:num_rows]
     return np.flatnonzero(is_used)[np.asarray(is_accepted)]

@@ -32,16 +32,24 @@ _OPTIMAL_DECISIONS = 1000.0
 
 
 class ScoredRows(NamedTuple):
-    """The doubly robust scores of one component.
+    """A component on the rows that can tell about it.
 
     Attributes:
-        is_used: (T,), the rows that have one.
-        scores: of those rows.
+        has_overlap: (T,), rows in which the log could have played every arm that the component plays.
+        is_used: (T,), these rows, but the first where nothing was known before it.
+        weights, scores: of the rows that are used: importance weights, and doubly robust scores.
+        allocation: h_t of those rows; None where the probabilities of all arms were not recorded.
+        num_events: of those rows, the effective number of events so far.
         is_enough: of those rows: whether the rows so far carry an approximation by a normal law.
     """
 
+    component: Component
+    has_overlap: np.ndarray
     is_used: np.ndarray
+    weights: np.ndarray
     scores: np.ndarray
+    allocation: np.ndarray | None
+    num_events: np.ndarray
     is_enough: np.ndarray
 
 
@@ -59,8 +67,7 @@ class Sequence(NamedTuple):
 
 def confidence_sequence(
     log: LoggedDecisions,
-    components: list[Component],
-    scores: list[ScoredRows],
+    scored: list[ScoredRows],
     level: float,
     bounds: tuple[float, float] | None,
 ) -> Sequence:
@@ -69,13 +76,14 @@ def confidence_sequence(
     It holds at all decisions at once with probability `level`, so that it may be looked at after every decision.
 
     Args:
-        scores: of each component.
+        scored: each component.
         bounds: smallest and largest possible reward; None if they are not known.
     """
     import pandas
 
     num_rows = log.arm.size
     times = np.unique(np.round(np.geomspace(1, num_rows, min(num_rows, _MOST_TIMES))).astype(int))
+    components = [own.component for own in scored]
     alpha = (1.0 - level) / len(components)
     if bounds is not None and log.contexts is None and all(component.arm is not None for component in components):
         kind, parts = BETA_BINOMIAL, [_arm_bounds(log, component.arm, times, alpha, bounds) for component in components]
@@ -83,7 +91,7 @@ def confidence_sequence(
         kind = EMPIRICAL_BERNSTEIN
         parts = [_policy_bounds(log, component, times, alpha, bounds) for component in components]
     else:
-        kind, parts = ASYMPTOTIC, [_score_bounds(own, times, alpha) for own in scores]
+        kind, parts = ASYMPTOTIC, [_score_bounds(own, times, alpha) for own in scored]
     estimate, lower, upper = parts[0]
     if len(parts) == 2:
         estimate, lower, upper = estimate - parts[1][0], lower - parts[1][2], upper - parts[1][1]

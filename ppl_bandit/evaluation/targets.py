@@ -21,7 +21,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Selector, UnknownArm
 
-__all__ = ["Component", "Value", "contrast_words", "resolve_target", "with_value"]
+__all__ = ["Component", "contrast_words", "resolve_target", "with_value"]
 
 _NUM_DRAWS, _NUM_PLAYS = 400, 100  # latents from the prior, and plays of every arm given each
 _LARGEST_DEVIATION = 5.0  # standard errors
@@ -121,22 +121,16 @@ def _checked(probs: np.ndarray, name: str) -> np.ndarray:
     return probs / probs.sum(1, keepdims=True)
 
 
-class Value(NamedTuple):
-    """What is evaluated.
-
-    Attributes:
-        log: whose `reward` is that.
-        is_maximised: whether the program's expected reward is its mean; None without a program.
-    """
-
-    log: LoggedDecisions
-    is_maximised: bool | None
+_OTHER_QUANTITY = (
+    "the program maximises another quantity than the one that is evaluated here, so the outcome model is a running mean, and "
+    "the model has no interval of its own"
+)
 
 
 def with_value(
     log: LoggedDecisions, model: RewardModel | None, value: Callable[..., Any] | None, outcome: str | None
-) -> Value:
-    """Return a log whose rewards are what is evaluated.
+) -> tuple[LoggedDecisions, bool]:
+    """Return a log whose rewards are what is evaluated, and whether the model's expected reward, if any, is the mean of that.
 
     Args:
         value: a function of the outcomes, as an array (T,), or as {outcome: (T,)} of several; it may also take the arms,
@@ -155,7 +149,7 @@ def with_value(
             raise ValueError(f"value must be a function of the outcomes, got {value!r}; outcome= names one of them")
         contexts = log.contexts if log.learnt_contexts is None else log.learnt_contexts
         reward = _call(value, outcomes, log.arm, contexts)
-        return Value(log._replace(reward=reward), None if model is None else _is_maximised(model, value))
+        return _judged(log._replace(reward=reward), model is None or _is_maximised(model, value))
     if outcome is None and len(outcomes) > 1:
         raise ValueError(
             f"the experiment has the outcomes {list(outcomes)}: name the one to evaluate with outcome=, or give value=, a "
@@ -166,7 +160,7 @@ def with_value(
         raise ValueError(f"outcome is {name!r}, expected one of {list(outcomes)}")
     log = log._replace(reward=np.asarray(outcomes[name], float))
     if model is None or model.is_reward_an_outcome:
-        return Value(log, None if model is None else True)
+        return log, True
     is_maximised = _is_maximised(model, lambda given: given[name] if isinstance(given, Mapping) else given)
     if outcome is None and not is_maximised:
         raise ValueError(
@@ -174,7 +168,11 @@ def with_value(
             "with value=, a function of the outcome (and of arm and context), such as lambda outcome, arm: price[arm] * "
             f"outcome; or evaluate the outcome itself with outcome={name!r}"
         )
-    return Value(log, is_maximised)
+    return _judged(log, is_maximised)
+
+
+def _judged(log: LoggedDecisions, is_maximised: bool) -> tuple[LoggedDecisions, bool]:
+    return log if is_maximised else log._replace(cautions=(*log.cautions, _OTHER_QUANTITY)), is_maximised
 
 
 def _call(value: Callable[..., Any], outcomes: Mapping[str, np.ndarray], arm: np.ndarray, contexts: Any) -> np.ndarray:

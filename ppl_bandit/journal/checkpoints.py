@@ -15,19 +15,19 @@ import numpy as np
 
 from ppl_bandit import engines
 from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
-from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.experiment import Experiment, rows_until
 from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
 from ppl_bandit.journal.stores.tables import decode
+from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, draw, start
 from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
 __all__ = [
-    "Checkpoint",
     "StoredPosterior",
     "announced_checkpoints",
     "checkpoint_difference",
@@ -39,26 +39,6 @@ __all__ = [
 
 _NUM_COMPARED = 20  # draws
 _TOLERANCE = 1e-6  # rounding on another processor, relative to the largest draw of an entry
-
-
-class Checkpoint(NamedTuple):
-    """A stored posterior that fits its stream.
-
-    Attributes:
-        position: of the last event that it has learnt.
-        digest: of that event.
-        fields: of a projection, by name.
-        num_rows: number of rows that were learnt.
-        num_completed: of its history.
-        next_number: of the next decision.
-    """
-
-    position: int
-    digest: str
-    fields: dict[str, Any]
-    num_rows: int
-    num_completed: int
-    next_number: int
 
 
 class StoredPosterior(NamedTuple):
@@ -105,7 +85,12 @@ def make_checkpoint(
     """
     learner, history = projection.learner, projection.history
     header = {
-        **_learner_header(learner),
+        "engine": learner.engine.explanation.engine,
+        "has_warned": learner.has_warned,
+        "doubts": learner.doubts,
+        "num_doubted": learner.num_doubted,
+        "num_refreshes": learner.num_refreshes,
+        "state_form": _state_form(learner.state),
         **_stream_header(projection),
         "is_partial": projection.task.is_partial,
         "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
@@ -113,19 +98,24 @@ def make_checkpoint(
         "head": experiment.store.digest_at(experiment.name, projection.position),
         "next_number": experiment.num_decisions,
     }
-    contents = write_archive(header | dict(fields or {}), _learner_trees(learner) | dict(trees or {}))
+    contents = write_archive(
+        header | dict(fields or {}), {"state": learner.state, "examples": learner.examples, **(trees or {})}
+    )
     body = {"position": projection.position, "num_rows": len(history), "contents": _digest(contents)}
     return new_event(CHECKPOINT, body), contents
 
 
 def load_checkpoint(
     store: SqlStore, name: str, identity: Mapping[str, Any], projection: Projection, least: int
-) -> Checkpoint | None:
+) -> tuple[Projection, int] | None:
     """Return the newest checkpoint of this experiment and these versions that fits the stream; None if there is none.
 
     Args:
         projection: the state before the first event.
         least: the position that it must have learnt.
+
+    Returns:
+        The state at the checkpoint, whose history is read from the stream if it is needed, and the next decision's number.
     """
     for stored in announced_checkpoints(store, name):
         header, position = stored.header, stored.position
@@ -135,21 +125,27 @@ def load_checkpoint(
                 continue
             if not 0 < position < stored.announced or digest != store.digest_at(name, position):
                 continue
-            learner = restore_learner(projection, header, stored.trees)
+            history = History(
+                projection.task.model.outcomes,
+                header["num_rows"],
+                functools.cache(functools.partial(rows_until, store, name, position, projection)),
+            )
+            history.num_completed = header["num_completed"]
+            after = learning_in_part(projection) if header["is_partial"] else projection
+            after = after._replace(
+                position=position,
+                learner=restore_learner(projection, header, stored.trees),
+                history=history,
+                num_played=np.asarray(header["num_played"], np.int64),
+                retired=frozenset(header["retired"]),
+                is_paused=header.get("is_paused", False),
+                look=header["look"],
+                num_late=header.get("num_late", 0),
+                digest=digest,
+            )
+            return after, header["next_number"]
         except (ValueError, KeyError, TypeError, DamagedEvent):
             continue
-        after = learning_in_part(projection) if header["is_partial"] else projection
-        fields = {
-            "task": after.task,
-            "prior": after.prior,
-            "learner": learner,
-            "num_played": np.asarray(header["num_played"], np.int64),
-            "retired": frozenset(header["retired"]),
-            "is_paused": header.get("is_paused", False),
-            "look": header["look"],
-            "num_late": header.get("num_late", 0),
-        }
-        return Checkpoint(position, digest, fields, header["num_rows"], header["num_completed"], header["next_number"])
     return None
 
 
@@ -204,27 +200,10 @@ def _stream_header(projection: Projection) -> dict[str, Any]:
     }
 
 
-def _learner_header(learner: Learner) -> dict[str, Any]:
-    """Return the fields of a learner that are JSON values."""
-    return {
-        "engine": learner.engine.explanation.engine,
-        "has_warned": learner.has_warned,
-        "doubts": learner.doubts,
-        "num_doubted": learner.num_doubted,
-        "num_refreshes": learner.num_refreshes,
-        "state_form": _state_form(learner.state),
-    }
-
-
-def _learner_trees(learner: Learner) -> dict[str, Any]:
-    """Return the fields of a learner that are pytrees of arrays."""
-    return {"state": learner.state, "examples": learner.examples}
-
-
 def restore_learner(
     projection: Projection, header: Mapping[str, Any], trees: Mapping[str, list[Any] | None]
 ) -> Learner:
-    """Return the learner whose `_learner_header` and `_learner_trees` were stored.
+    """Return a learner that was stored.
 
     Args:
         projection: its prior has the engine that the bandit was built with.

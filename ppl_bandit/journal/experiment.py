@@ -10,7 +10,7 @@ that every process folds the same events in the same order into the same posteri
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from ppl_bandit.journal.projection import (
     with_changes,
 )
 from ppl_bandit.journal.repeats import Known
+from ppl_bandit.journal.stores.appending import Beside
 from ppl_bandit.journal.stores.calls import GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
 from ppl_bandit.journal.stores.store import Conflict, JournalError, JournalTimeout, Key, KeyTaken, ReadingEvent
@@ -53,6 +54,14 @@ __all__ = ["BuildTask", "Experiment", "rows_until"]
 BuildTask = Callable[[list[Any]], tuple[Task, Learner]]  # names of the arms -> the task and the prior
 
 
+class _Record(NamedTuple):
+    """Events to record, the projection after them, but for its position, and what is written beside them."""
+
+    events: list[Event]
+    after: Projection
+    beside: Beside | None = None
+
+
 class Experiment:
     """One experiment in one process; threads may share it.
 
@@ -63,8 +72,6 @@ class Experiment:
         identity: program and settings as recorded; None if they are not recorded yet.
         stream: random number stream of this opening.
     """
-
-    _follows_stream = True
 
     def __init__(
         self,
@@ -159,8 +166,8 @@ class Experiment:
                     if self._next_number == last:  # no other thread has taken a later number: these are used again
                         self._next_number = first
             raise
-        # Own decisions are not read back, unless events of others come first or another thread folds.
-        if self._follows_stream and self.fold_lock.acquire(blocking=False):
+        # Own decisions are not read back, unless they are staged, events of others come first, or another thread folds.
+        if self.fold_lock.acquire(blocking=False):
             try:
                 if recorded[0].position == self.projection.position + 1:
                     num_played = self.projection.num_played.copy()
@@ -272,47 +279,41 @@ class Experiment:
             owner: the key of the unit.
             checkpoint: returns the announcement and the contents of a checkpoint.
         """
-        with call_within(self.store.timeout), self.fold_lock:
-            while True:
-                self._fold_new_events()
-                projection = self.projection
-                decisions = [event for event in self.store.owned(self.name, owner) if event.kind == DECIDED]
-                if not decisions:
-                    self.store.scrub()  # an earlier call may have been ended before it
-                    return 0
-                ids = [str(event.decision) for event in decisions]
-                records = [fold_decision(events) for events in self.store.find(self.name, ids).values()]
-                has_context = projection.task.model.context is not None
-                rows = sorted(record.row for record in records if record.row is not None) if has_context else []
-                after, batch = forgotten(projection, rows, True), new_id()
-                events = [new_event(FORGOTTEN, {"rows": rows, "num_decisions": len(decisions)})]
-                for record in records:
-                    if has_context and record.status == PENDING_STATUS:
-                        id, body = record.decided.decision, {"reason": "erased"}
-                        events.append(
-                            new_event(DISCARDED, body, decision=id, batch=batch, arm=record.arm, settles=True)
-                        )
-                announcement, contents = checkpoint(after)
-                try:
-                    recorded = self.store.erase(
-                        self.name, owner, [*events, announcement], projection.position, contents
-                    )
-                except Conflict:
-                    continue
-                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-                position, num_played = recorded[-1].position, self.projection.num_played
-                self.projection = after._replace(position=position, num_played=num_played)
-                return len(decisions)
+        num_decisions = 0
+
+        def make(projection: Projection) -> _Record | None:
+            nonlocal num_decisions
+            decisions = [event for event in self.store.owned(self.name, owner) if event.kind == DECIDED]
+            num_decisions = len(decisions)
+            if not decisions:
+                return None
+            ids = [str(event.decision) for event in decisions]
+            records = [fold_decision(events) for events in self.store.find(self.name, ids).values()]
+            has_context = projection.task.model.context is not None
+            rows = sorted(record.row for record in records if record.row is not None) if has_context else []
+            after, batch = forgotten(projection, rows, True), new_id()
+            events = [new_event(FORGOTTEN, {"rows": rows, "num_decisions": num_decisions})]
+            for record in records:
+                if has_context and record.status == PENDING_STATUS:
+                    id, body = record.decided.decision, {"reason": "erased"}
+                    events.append(new_event(DISCARDED, body, decision=id, batch=batch, arm=record.arm, settles=True))
+            announcement, contents = checkpoint(after)
+            return _Record([*events, announcement], after, self.store.erasure(self.name, owner, contents))
+
+        with call_within(self.store.timeout):
+            self._record(make)
+            self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
+        return num_decisions
 
     def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:
         """Record new or retired arms, or a pause, and continue with them."""
 
-        def make(projection: Projection) -> tuple[Event, Projection]:
+        def make(projection: Projection) -> _Record:
             paused = {"is_paused": True} if is_paused else {}
             event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
-            return event, self._with_arms(projection, event)
+            return _Record([event], self._with_arms(projection, event))
 
-        self._record_event(make)
+        self._record(make)
 
     def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
         """Record a look at a designed experiment, and return the projection after it.
@@ -321,17 +322,17 @@ class Experiment:
             check: returns the body of the event, given the latest projection; None if no look is due.
         """
 
-        def make(projection: Projection) -> tuple[Event, Projection] | None:
+        def make(projection: Projection) -> _Record | None:
             body = check(projection)
-            return None if body is None else (new_event(LOOKED, body), _with_look(projection, body))
+            return None if body is None else _Record([new_event(LOOKED, body)], _with_look(projection, body))
 
-        return self._record_event(make)
+        return self._record(make)
 
-    def _record_event(self, make: Callable[[Projection], tuple[Event, Projection] | None]) -> Projection:
-        """Record an event that depends on all events before it, and return the projection after it.
+    def _record(self, make: Callable[[Projection], _Record | None]) -> Projection:
+        """Record events that depend on all events before them, and return the projection after them.
 
         Args:
-            make: returns the event and the projection after it, given the latest; None to record nothing.
+            make: returns what to record, given the latest projection; None for nothing.
         """
         with self.fold_lock:
             while True:
@@ -339,14 +340,14 @@ class Experiment:
                 made = make(self.projection)
                 if made is None:
                     return self.projection
-                event, after = made
+                events, after, beside = made
                 try:
-                    position = self.store.append(self.name, [event], after=self.projection.position)[0].position
+                    recorded = self.store.append(self.name, events, after=self.projection.position, beside=beside)
                 except Conflict:
                     continue
-                self._fold_new_events(before=position)  # decisions of other threads and processes
+                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
                 num_played = _padded(self.projection.num_played, len(after.task.arms))
-                self.projection = after._replace(position=position, num_played=num_played)
+                self.projection = after._replace(position=recorded[-1].position, num_played=num_played)
                 return self.projection
 
     def resume(self, position: int) -> None:
@@ -398,10 +399,7 @@ class Experiment:
         """Return the projection after the events of one call that are not decisions, but for its position."""
         projection, first = self.projection, batch[0]
         if first.kind == ARMS:
-            if not is_learning:
-                is_paused = first.body.get("is_paused", False)
-                return projection._replace(retired=frozenset(first.body["retired"]), is_paused=is_paused)
-            return self._with_arms(projection, first)
+            return self._with_arms(projection, first, is_learning)
         if first.kind == CHECKPOINT:
             return projection
         if first.kind == FORGOTTEN:
@@ -416,17 +414,18 @@ class Experiment:
                 )
             return projection
         if is_learning:
-            step = learn_events(projection, batch)
-            history = step.projection.history.with_rows(step.rows, [event.position for event in batch])
-            return step.projection._replace(history=history)
-        projection, changes = with_changes(projection, batch, is_learning=False)
-        history = changes.edit(projection.history) if changes.edits or changes.completed else projection.history
-        return projection._replace(history=history.with_rows(changes.rows, [event.position for event in batch]))
+            after, rows, *_ = learn_events(projection, batch)
+        else:
+            after, changes = with_changes(projection, batch, is_learning=False)
+            rows = changes.rows
+            if changes.edits or changes.completed:
+                after = after._replace(history=changes.edit(after.history))
+        return after._replace(history=after.history.with_rows(rows, [event.position for event in batch]))
 
-    def _with_arms(self, projection: Projection, event: Event) -> Projection:
+    def _with_arms(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:
         """Return the projection after an `ARMS` event."""
         names = event.body["arms"]
-        if len(names) > len(projection.task.arms):
+        if is_learning and len(names) > len(projection.task.arms):
             task, prior = self._build(names)
             is_partial, projection = projection.task.is_partial, projection._replace(task=task, prior=prior)
             projection = learning_in_part(projection) if is_partial else projection

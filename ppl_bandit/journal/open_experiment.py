@@ -1,18 +1,16 @@
 """Open an experiment: start its stream, or continue it if program and settings are the recorded ones."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
 from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
-from ppl_bandit.journal.experiment import BuildTask, Experiment, rows_until
+from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions, program_source
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, ReadingEvent
-from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
@@ -179,16 +177,9 @@ def _continue(
         store.check(name)
         experiment.resume(header.last_refit)
         return experiment
-    store.check(name, since=(checkpoint.position, checkpoint.digest))
-
-    @functools.cache
-    def earlier_rows() -> History:
-        return rows_until(store, name, checkpoint.position, projection)
-
-    history = History(projection.task.model.outcomes, checkpoint.num_rows, earlier_rows)
-    history.num_completed = checkpoint.num_completed
-    fields = checkpoint.fields | {"position": checkpoint.position, "history": history}
-    experiment.restore(projection._replace(**fields), checkpoint.next_number)
+    stored, next_number = checkpoint
+    store.check(name, since=(stored.position, stored.digest))
+    experiment.restore(stored._replace(digest=""), next_number)  # only deciders name the snapshot they decide from
     experiment.catch_up()
     return experiment
 

@@ -10,6 +10,7 @@ What is reported is a value with a method `events`, which `Experiment.learn` cal
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -71,12 +72,9 @@ class Rewards(NamedTuple):
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record; none for what is known."""
-        task, (batch,), events = projection.task, new_ids(1), list[Event]()
-        found = store.find(name, list(self.reported))
-        if len(found) < len(self.reported):
-            raise _unknown(list(self.reported), found)
-        for id, reported in self.reported.items():
-            record = fold_decision(found[id])
+        task, batch, events = projection.task, new_ids(1)[0], list[Event]()
+        for id, record in _records(store, name, list(self.reported)).items():
+            reported = self.reported[id]
             event = _reward_event(projection, record, reported, self.is_correction, batch)
             if event is None:
                 continue
@@ -149,16 +147,12 @@ class Expiry(NamedTuple):
 Report = Rewards | Import | Discard | Expiry
 
 
+@dataclass(eq=False)
 class LearnRequest(Request):
-    """A thread's call that learns from what is reported; the result is the recorded events, diagnostics and warnings.
+    """A thread's call that learns from what is reported; the result is the recorded events, diagnostics and warnings."""
 
-    Args:
-        report: what is reported.
-        repeat: see `Experiment.learn`.
-    """
-
-    def __init__(self, report: Report, repeat: Repeat | None = None):
-        self.report, self.repeat = report, repeat
+    report: Report
+    repeat: Repeat | None = None
 
 
 def learn_requests(
@@ -207,18 +201,19 @@ def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> b
 
 
 def _records(store: SqlStore, name: str, decisions: Sequence[str]) -> dict[str, DecisionRecord]:
+    """Return what became of some decisions.
+
+    Raises:
+        UnknownDecision: if one is not known.
+    """
     found = store.find(name, decisions)
-    if len(found) < len(decisions):
-        raise _unknown(decisions, found)
+    for id in decisions:
+        if id not in found:
+            raise UnknownDecision(
+                f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
+                "another system decided"
+            )
     return {id: fold_decision(found[id]) for id in decisions}
-
-
-def _unknown(decisions: Sequence[str], found: Mapping[str, Any]) -> UnknownDecision:
-    id = next(id for id in decisions if id not in found)
-    return UnknownDecision(
-        f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
-        "another system decided"
-    )
 
 
 def _reward_event(

@@ -77,62 +77,59 @@ def replay(
     late, num_decisions = ({}, 0) if only_posteriors else _find_late_decisions(store, name, after)
     num_uses = Counter(late.values())
     kept: dict[int, Projection] = {}
-    num_checked, num_erased, is_started, has_erased_rows = 0, 0, False, False
-    has_context = task.model.context is not None
-    num_posteriors = 0
+    found, has_erased_rows, has_context = ReplayResult(num_decisions, 0), False, task.model.context is not None
     stored = [one for one in announced_checkpoints(store, name) if not 0 < one.position <= after]  # none before is read
     for one in stored:
         if not 0 < one.position < one.announced:
             difference = (
                 f"the stored posterior is said to be that of position {one.position}, announced at {one.announced}"
             )
-            return ReplayResult(num_decisions, 0, one.announced, difference)
+            return found._replace(position=one.announced, difference=difference)
     for batch in read_batches(store, name, 0, whole=not only_posteriors):
         if only_posteriors and not stored:
             break
-        first = batch[0].position
+        first, kind = batch[0].position, batch[0].kind
         if batch[-1].position <= after:
             experiment.fold(batch, is_learning=False)
             continue
-        if not is_started:
+        if experiment.projection.position <= after:
             experiment.set_posterior()
-            is_started = True
         if first in num_uses:
             kept[first] = experiment.projection
+        is_erased = any(ERASED in event.body for event in batch)
         # A late decision that depends on rewards before `after` cannot be made again.
-        if not only_posteriors and batch[0].kind == DECIDED and late.get(first, after + 1) > after:
+        if not only_posteriors and kind == DECIDED and late.get(first, after + 1) > after:
             projection = kept[late[first]] if first in late else experiment.projection
-            if has_context and (has_erased_rows or any(ERASED in event.body for event in batch)):
-                num_erased += len(batch)
+            if has_context and (has_erased_rows or is_erased):
+                found = found._replace(num_erased=found.num_erased + len(batch))
             else:
-                num_checked += len(batch)
+                found = found._replace(num_checked=found.num_checked + len(batch))
                 with ReadingEvent(name, first):
-                    found = _first_difference(projection, batch)
-                if found is not None:
-                    return ReplayResult(num_decisions, num_checked, *found)
+                    different = _first_difference(projection, batch)
+                if different is not None:
+                    return found._replace(position=different[0], difference=different[1])
             if first in late:
                 num_uses[late[first]] -= 1
                 if not num_uses[late[first]]:
                     del kept[late[first]]
-        has_erased_rows |= batch[0].kind != DECIDED and any(ERASED in event.body for event in batch)
-        if has_context and has_erased_rows:
-            stored = []  # those behind this position depend on contexts that are gone
-        if batch[0].kind == LOOKED and not (only_posteriors or (has_context and has_erased_rows)):
+        if has_context and kind != DECIDED and is_erased:
+            has_erased_rows, stored = True, []  # posteriors behind this position depend on contexts that are gone
+        if kind == LOOKED and not (only_posteriors or has_erased_rows):
             with ReadingEvent(name, first):
-                difference_of_look = look_difference(experiment.projection, batch[0])
-            if difference_of_look:
-                return ReplayResult(num_decisions, num_checked, first, difference_of_look)
+                difference = look_difference(experiment.projection, batch[0])
+            if difference:
+                return found._replace(position=first, difference=difference)
         experiment.fold(batch)
         due = [one for one in stored if one.position <= batch[-1].position]
         stored = [one for one in stored if one.position > batch[-1].position]
         for one in due:
-            difference_of_posterior = checkpoint_difference(experiment.projection, one)
-            if difference_of_posterior:
-                return ReplayResult(num_decisions, num_checked, one.announced, difference_of_posterior)
-            num_posteriors += difference_of_posterior is not None
+            differs = checkpoint_difference(experiment.projection, one)
+            if differs:
+                return found._replace(position=one.announced, difference=differs)
+            found = found._replace(num_posteriors=found.num_posteriors + (differs is not None))
         if advance is not None:
             advance(len(batch))
-    return ReplayResult(num_decisions, num_checked, num_erased=num_erased, num_posteriors=num_posteriors)
+    return found
 
 
 def recompute_posteriors(

@@ -34,9 +34,8 @@ from ppl_bandit.journal.projection import Projection, context_from_leaves, initi
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.calls import call_within
-from ppl_bandit.journal.stores.memory import MemoryBackend
+from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.personal import unit_key
-from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
@@ -173,7 +172,7 @@ class Bandit(ReadableBandit):
             self._journal is None
         ):  # nothing was recorded before: without the fingerprint of an identity, this takes no time
             projection = initial_projection(task, prior)
-            self._experiment = Experiment(SqlStore(MemoryBackend()), name, projection, self._build, burn_in)
+            self._experiment = Experiment(MemoryStore(), name, projection, self._build, burn_in)
         else:
             self._experiment = open_experiment(
                 self._journal.store, name, task, prior, self._build, burn_in, allow_changed

@@ -192,10 +192,10 @@ class ReadableBandit:
             reason = str(error)
         return Health(not reason, reason, experiment.projection.position, experiment.num_decisions, self.num_rewards)
 
-    def logged_decisions(self, outcome: str | None = None) -> LoggedDecisions:
+    def logged_decisions(self) -> LoggedDecisions:
         """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""
         self._catch_up()
-        return decisions_from_experiment(self._experiment, outcome)
+        return decisions_from_experiment(self._experiment)
 
     def evaluate(self, target: Any, **settings: Any) -> Evaluation:
         """Say what may be concluded about a target from this bandit's own decisions; see `ppl_bandit.evaluate`."""

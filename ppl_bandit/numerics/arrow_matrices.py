@@ -14,13 +14,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "solve_and_step", "steps_along", "times"]
+__all__ = [
+    "MAX_BATCH_OPERATIONS",
+    "MAX_UNROLLED",
+    "MIN_PIVOT",
+    "Arrow",
+    "as_arrow",
+    "as_matrix",
+    "gaussian_integral",
+    "solve",
+    "solve_and_step",
+    "steps_along",
+    "times",
+]
 
-_MIN_PIVOT = (
-    32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
-)
-_MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
-_MAX_BATCH_OPERATIONS = 100_000  # of one LAPACK call; jaxlib would split a batch of twice as many between threads
+# In roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%.
+MIN_PIVOT = 32.0
+MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
+# Of one LAPACK call; jaxlib would split a batch of twice as many between threads, and two of these can wait for each other for
+# ever (`runtime.cpu_threads`).
+MAX_BATCH_OPERATIONS = 100_000
 
 
 class Arrow(NamedTuple):
@@ -97,7 +110,7 @@ def gaussian_integral(
     would otherwise be attracted by a value that consists of rounding.
     """
     parts = _eliminate(arrow, linear)
-    smallest = _MIN_PIVOT * jnp.finfo(linear.dtype).eps
+    smallest = MIN_PIVOT * jnp.finfo(linear.dtype).eps
     gain = log_det = jnp.zeros((), linear.dtype)
     for factor, rhs, matrix, axis in (
         (parts.leaf, parts.leaf_rhs, arrow.leaves, 2),
@@ -185,7 +198,7 @@ def _factorize(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[A
     size = matrix.shape[axis]
     if not size:
         return _Factor([], sides[-1][_at(axis + 1, 0)]), list(sides)
-    if size > _MAX_UNROLLED:
+    if size > MAX_UNROLLED:
         return _factorize_one_by_one(matrix, axis, *sides)
     upper, pivots, solved = [], [], []
     parts = [matrix, *sides]
@@ -236,7 +249,7 @@ def _solve_back(upper: list[Array] | Array, rhs: Array, axis: int) -> Array:
 
 
 def _batch_size(num_rows: int) -> int:
-    return max(1, _MAX_BATCH_OPERATIONS // num_rows**3)
+    return max(1, MAX_BATCH_OPERATIONS // num_rows**3)
 
 
 def _solve_transposed(given: tuple[Array, Array]) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_bandit.posterior.learning import Learner, batch_sizes, pad_rows
+from ppl_bandit.posterior.learning import Learner, batch_sizes, row_batches
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.selectors.selector_contract import check_horizon
@@ -59,29 +59,24 @@ def _rows(learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndar
     """Return one row for each decision of a batch."""
     run, seed, stored = learner.run, learner.seed, learner.stored
     sizes = batch_sizes(numbers.size, SIZES)
-    starts = [end - size for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)]
+    parts = [part for *_, part in row_batches((numbers, contexts), numbers.size, sizes)]
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())
 
-    def arguments(start: int, size: int) -> Any:
-        part = jax.tree.map(lambda leaf: leaf[start : start + size], (numbers, contexts))
-        return seed, stored, *pad_rows(part, part[0].size, size), mask
-
-    def rows(start: int, size: int) -> np.ndarray:
+    def rows(part: Any) -> np.ndarray:
         with jax.enable_x64(True):  # the setting is local to a thread
-            if size > 1:
-                return np.asarray(run.select_many(*arguments(start, size)))
-            part = jax.tree.map(lambda leaf: leaf[start], (numbers, contexts))
-            return np.asarray(run.select(seed, stored, *part, mask))[None]
+            if part[0].size > 1:
+                return np.asarray(run.select_many(seed, stored, *part, mask))
+            return np.asarray(run.select(seed, stored, *jax.tree.map(lambda leaf: leaf[0], part), mask))[None]
 
-    for size in set(sizes) - {1}:  # traced here: only this thread may run the program
-        run.select_many.prepare(*arguments(starts[sizes.index(size)], size))
+    for part in {part[0].size: part for part in parts if part[0].size > 1}.values():
+        run.select_many.prepare(seed, stored, *part, mask)  # traced here: only this thread may run the program
     run.select_many.wait()
     if sum(size > 1 for size in sizes) <= 1 or not is_on_cpu():
-        found = list(map(rows, starts, sizes))
+        found = list(map(rows, parts))
     else:
         with ThreadPoolExecutor(num_cores()) as pool:
-            found = list(pool.map(rows, starts, sizes))
+            found = list(pool.map(rows, parts))
     return np.concatenate(found)[: numbers.size]
 
 

@@ -13,7 +13,7 @@ from ppl_bandit import engines
 from ppl_bandit.engines.exact.certificate.certificate import is_affine, resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, Rows, batch_sizes, pad_rows, start
+from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, Rows, batch_sizes, row_batches, start
 from ppl_bandit.posterior.partial_rows import counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -55,7 +55,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         NotCertified: for a row that is not conjugate, if the user chose the exact engine.
     """
     explanation = learner.engine.explanation
-    num_seen = history.num_learnt
+    num_seen = history.num_rows + history.num_completed
     stored, info = _fold(task, learner, num_seen, rows)
     if bool(info.is_trusted):
         after = learner._replace(stored=stored, doubts="", num_doubted=0)
@@ -116,22 +116,19 @@ def _fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any,
         rows = counted_rows(task, rows)
     reserve = engine.capabilities.reserve
     infos: list[Any] = []
-    done = 0
     with jax.enable_x64(True):
         if reserve is not None:
             stored = reserve(stored, num_rows)
-        if num_rows == 1:
-            sizes = [1]
-        else:
+        batches = [(0, 1, rows)]
+        if num_rows > 1:
             sizes = batch_sizes(num_rows, UPDATE_SIZES) if reserve is None else [_rounded_up(num_rows)]
-        for size in sizes:
-            num_batch = min(size, num_rows - done)
-            batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
+            batches = row_batches(rows, num_rows, sizes)
+        for first, num_batch, batch in batches:
             # `_unpack_rows` of `compiled_functions` undoes this: `jax.tree` would sort the outcomes.
             values = [batch.rewards[name] for name in task.model.outcomes]
-            numbers = np.concatenate([(num_seen + done, num_batch), batch.arms, *values], dtype=np.float64)
+            numbers = np.concatenate([(num_seen + first, num_batch), batch.arms, *values], dtype=np.float64)
             after = None
-            if size == 1 and run.quick_update is not None:
+            if batch.arms.size == 1 and run.quick_update is not None:
                 changes, packed = run.quick_update(learner.seed, stored, numbers, batch.contexts)
                 result = unpack(packed)
                 if result.is_complete or not result.is_possible:
@@ -140,17 +137,13 @@ def _fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any,
                 after, packed = run.update(learner.seed, stored, numbers, batch.contexts)
                 result = unpack(packed)
             if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
-                raise _impossible_reward(task, rows, result.possible, done)
+                raise _impossible_reward(task, rows, result.possible, first)
             stored = after
             infos.append(result.info)
-            done += num_batch
+            num_done = first + num_batch
             if engine.explanation.is_exact and not result.info.is_trusted:
                 break  # the caller discards the whole update
-    return stored, infos[0] if len(infos) == 1 else _joined(infos, done)
-
-
-def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
-    return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
+    return stored, infos[0] if len(infos) == 1 else _joined(infos, num_done)
 
 
 def _impossible_reward(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:

@@ -33,6 +33,9 @@ class History:
     Args:
         num_rows: number of the rows before those that are added.
         load: returns these rows; called when they are first read.
+
+    Attributes:
+        num_completed: number of updates that learnt more outcomes of a row.
     """
 
     def __init__(self, outcomes: tuple[str, ...], num_rows: int = 0, load: Callable[[], "History"] | None = None):
@@ -41,16 +44,11 @@ class History:
         # Joined blocks, a list of later parts, and the number of these parts that belong to this history: histories that
         # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
-        self._num_rows = num_rows
-        self.num_completed = 0  # number of updates that learnt more outcomes of a row
-
-    @property
-    def num_learnt(self) -> int:
-        """Number of rows that an engine was given: these, and those that completed some of them."""
-        return self._num_rows + self.num_completed
+        self.num_rows = num_rows
+        self.num_completed = 0
 
     def __len__(self) -> int:
-        return self._num_rows
+        return self.num_rows
 
     def extended(self, *parts: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]) -> "History":
         """Return a history with more rows.
@@ -66,7 +64,7 @@ class History:
             blocks, pieces = (*blocks, _joined(pieces)), []
         if len(blocks) >= _BLOCK:
             blocks = (_joined(blocks),)
-        longer = History(self._outcomes, self._num_rows + sum(part[0].size for part in parts), self._load)
+        longer = History(self._outcomes, self.num_rows + sum(part[0].size for part in parts), self._load)
         longer._parts = blocks, pieces, len(pieces)
         longer.num_completed = self.num_completed
         return longer

@@ -25,9 +25,9 @@ __all__ = [
     "draw",
     "draw_expected_rewards",
     "evidence_of",
-    "pad_rows",
     "prepare_batches",
     "prepare_draws",
+    "row_batches",
     "start",
 ]
 
@@ -180,8 +180,17 @@ def batch_sizes(num_rows: int, sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def pad_rows(tree: Any, num_rows: int, size: int) -> Any:
-    """Repeat the last row up to a size."""
-    if size == num_rows:
-        return tree
-    return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], size - num_rows, axis=0)]), tree)
+def row_batches(tree: Any, num_rows: int, sizes: Sequence[int]) -> list[tuple[int, int, Any]]:
+    """Return rows in batches of some sizes; the last is filled up with copies of its last row.
+
+    Returns:
+        The index of the first row, the number of rows without copies, and the batch.
+    """
+    if sizes == [num_rows]:
+        return [(0, num_rows, tree)]
+    batches, start = [], 0
+    for size in sizes:
+        indices = np.minimum(np.arange(start, start + size), num_rows - 1)
+        batches.append((start, min(size, num_rows - start), jax.tree.map(lambda leaf, own=indices: leaf[own], tree)))
+        start += size
+    return batches

@@ -177,36 +177,24 @@ def wrap_selector(
         is_affine: whether, besides, the propensities are affine in those of the inner selector.
     """
 
-    def select(key, table, step, *, allowed=None, marginals=None) -> Selection:
-        table, mask, step = check_arguments(table, allowed, step)
+    def on(inner: Callable[..., Selection], has_table: bool) -> Callable[..., Selection]:
+        def select(key, given, step, *, allowed=None, marginals=None) -> Selection:
+            table, mask, step = check_arguments(given if has_table else jnp.asarray(given)[None], allowed, step)
+            given = table if has_table else table[0]
 
-        def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:
-            return selector(key, table, step, allowed=allowed, marginals=marginals)
+            def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:
+                return inner(key, given, step, allowed=allowed, marginals=marginals)
 
-        return choose(key, mask, step, follow)
+            return choose(key, mask, step, follow)
 
-    def select_from_probs(
-        key: Key,
-        shares: Float[Array, " A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
-        (shares,), mask, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
-        from_probs = selector.select_from_probs
-        assert from_probs is not None
+        return select
 
-        def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:
-            return from_probs(key, shares, step, allowed=allowed, marginals=marginals)
-
-        return choose(key, mask, step, follow)
-
+    from_probs = selector.select_from_probs
     wrapped = Selector(
         _factory_of(choose),
         {"selector": selector, **settings},
-        select,
-        select_from_probs if keeps_allowed and selector.select_from_probs is not None else None,
+        on(selector, True),
+        on(from_probs, False) if keeps_allowed and from_probs is not None else None,
         uses_marginals=selector.uses_marginals,
         required_marginals=selector.required_marginals,
         is_exact=keeps_allowed and selector.is_exact,

@@ -1,6 +1,7 @@
 """Simulate the candidates of `tune` on numbered worlds; candidates that share a program are compiled once."""
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost, Study, prepare
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.standings import CandidateRegret
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
-__all__ = ["CandidateSimulator", "SelectorGroup", "group_selectors"]
+__all__ = ["simulate_candidates"]
 
 _CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 1 << 14
 _NUM_TRUTHS = 32
@@ -40,91 +42,71 @@ class SelectorGroup(NamedTuple):
     numbers: dict[str, tuple[float, float]]
 
 
-class CandidateSimulator:
-    """Simulates candidates; world number n is the same for every candidate.
+def simulate_candidates(
+    candidates: Mapping[str, Selector],
+    model: RewardModel,
+    engine: Engine,
+    environment: Environment,
+    *,
+    num_steps: int,
+    num_worlds: int,
+    num_samples: int,
+    seed: int,
+    num_truths: int | None = None,
+    executor: Executor | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, CandidateRegret]:
+    """Simulate every candidate in the same worlds, number 0 and those after it; compile several candidates at once.
+
+    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are returned, if there are any.
 
     Args:
-        num_worlds: number of worlds, an upper bound of the chunk size.
-        num_truths: posterior draws by which each history is judged, where `has_posterior_regret`; None is 32.
-        executor: runs the chunks on its workers; None runs them in this process.
-
-    Attributes:
-        chunk_size: number of worlds that are simulated at once.
-        num_truths: truths by which each history is judged; 1 is the world's own truth.
+        num_truths: posterior draws by which each history is judged, where `has_posterior_regret`; None is 32, and 1 the
+            world's own truth.
+        executor: runs the chunks on its workers, which compile their own functions; None runs them in this process.
+        say: called with a line of progress.
     """
+    most = _NUM_TRUTHS if has_posterior_regret(model, engine, environment) else 1
+    num_truths = most if num_truths is None else min(num_truths, most)
+    size = max(1, min(_CPU_CHUNK if is_on_cpu() else _ACCELERATOR_CHUNK, num_worlds))
+    is_sequential = is_on_cpu() and not engine.explanation.is_exact
+    settings: dict[str, Any] = {"num_steps": int(num_steps), "num_samples": int(num_samples)}
 
-    def __init__(
-        self,
-        model: RewardModel,
-        engine: Engine,
-        environment: Environment,
-        horizon: int,
-        num_samples: int,
-        seed: int,
-        num_worlds: int,
-        num_truths: int | None = None,
-        executor: Executor | None = None,
-    ):
-        self._model, self._engine, self._environment = model, engine, environment
-        self._settings: dict[str, Any] = {"num_steps": int(horizon), "num_samples": int(num_samples)}
-        self._seed, self._executor = seed, executor
-        self.chunk_size = max(1, min(_CPU_CHUNK if is_on_cpu() else _ACCELERATOR_CHUNK, num_worlds))
-        most = _NUM_TRUTHS if has_posterior_regret(model, engine, environment) else 1
-        self.num_truths = most if num_truths is None else min(num_truths, most)
-        self._runs: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {}
-
-    def compile(self, candidates: Mapping[str, Selector]) -> None:
-        """Compile the candidates that are not compiled yet, several at once; an executor's workers compile their own."""
-        groups = group_selectors({name: rule for name, rule in candidates.items() if name not in self._runs})
-        key, example = jr.key(self._seed), (jnp.zeros(2),)
-        studies = [self._study(group) for group in groups]
-        traced = [prepare(study, key, self.chunk_size, arguments=example, executor=self._executor) for study in studies]
-        runs = run_jobs(traced)  # NumPyro keeps its handlers in one global stack, so tracing stays in this thread
-        for group, run in zip(groups, runs, strict=True):
-            self._runs |= {name: (run, numbers) for name, numbers in group.numbers.items()}
-
-    def simulate(
-        self, candidates: Iterable[str], num_worlds: int, say: Callable[[str], None] = lambda line: None
-    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Simulate the worlds from 0 with each candidate.
-
-        After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are returned, if there are any.
-
-        Args:
-            say: called with a line whenever a candidate has played all worlds.
-
-        Returns:
-            {name: (cumulative regret, is_stuck)}, each (worlds, truths).
-        """
-        names, key = list(candidates), jr.key(self._seed)
-        found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        try:
-            for number, name in enumerate(names, 1):
-                run, numbers = self._runs[name]
-                chunks = run(key, num_worlds, arguments=(jnp.asarray(numbers),))
-                regret, stuck = (np.concatenate(part) for part in zip(*chunks, strict=True))
-                found[name] = regret.astype(float), stuck
-                say(f"{number} of {len(names)} candidates have played: {name}")
-        except (KeyboardInterrupt, ExecutorLost) as error:
-            if not found:
-                raise
-            say(f"{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared")
-        return found
-
-    def _study(self, group: SelectorGroup) -> Study:
-        model, environment, settings, make = self._model, self._environment, self._settings, group.make
-        num_truths = self.num_truths
-
+    def study_of(group: SelectorGroup) -> Study:
         def play(engine: Engine, key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Array, Array]:
             key = jr.fold_in(key, number)
-            record, contexts, state = rollout(key, model, engine, make(numbers), environment, **settings)
+            record, contexts, state = rollout(key, model, engine, group.make(numbers), environment, **settings)
             if num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
             truths = engine.sample(jr.fold_in(key, 3), state, num_truths)  # the rollout uses 0 to 2
             return posterior_regret(model, truths, record.arm, contexts)
 
-        is_sequential = is_on_cpu() and not self._engine.explanation.is_exact
-        return Study(model, self._engine, play, self.chunk_size, is_sequential)
+        return Study(model, engine, play, size, is_sequential)
+
+    begun, key, groups = time.perf_counter(), jr.key(seed), group_selectors(candidates)
+    say(f"compiling {len(groups)} functions for {len(candidates)} candidates ...")
+    example = (jnp.zeros(2),)
+    traced = [prepare(study_of(group), key, size, arguments=example, executor=executor) for group in groups]
+    compiled = run_jobs(traced)  # NumPyro keeps its handlers in one global stack, so tracing stays in this thread
+    runs = {
+        name: (run, numbers)
+        for group, run in zip(groups, compiled, strict=True)
+        for name, numbers in group.numbers.items()
+    }
+    say(f"compiled in {time.perf_counter() - begun:.0f} s; simulating {num_worlds} worlds")
+    found: dict[str, CandidateRegret] = {}
+    try:
+        for order, name in enumerate(candidates, 1):
+            run, numbers = runs[name]
+            chunks = run(key, num_worlds, arguments=(jnp.asarray(numbers),))
+            regret, stuck = (np.concatenate(part) for part in zip(*chunks, strict=True))
+            found[name] = CandidateRegret(name, candidates[name], regret.astype(float), stuck)
+            say(f"{order} of {len(candidates)} candidates have played: {name}")
+    except (KeyboardInterrupt, ExecutorLost) as error:
+        if not found:
+            raise
+        say(f"{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared")
+    return found
 
 
 def group_selectors(candidates: Mapping[str, Selector]) -> list[SelectorGroup]:

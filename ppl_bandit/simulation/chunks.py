@@ -105,23 +105,20 @@ def run_chunks(
     num_realizations: int,
     *,
     mesh: Mesh | None = None,
-    first: int = 0,
     arguments: tuple[Any, ...] = (),
     summarise: Callable[[Any], Any] | None = None,
 ) -> Iterator[Any]:
     """Run all chunks; yield the results of each as NumPy arrays.
 
     Args:
-        first: number of the first realization.
         arguments: further arguments of the function.
         summarise: results of a chunk -> what is yielded of it; None yields them.
     """
-    end = first + num_realizations
 
     def job(start: int) -> Callable[[], Any]:
-        return lambda: run_chunk(function, key, start, end, arguments, summarise)
+        return lambda: run_chunk(function, key, start, num_realizations, arguments, summarise)
 
-    yield from run_jobs((job(start) for start in range(first, end, function.size)), mesh)
+    yield from run_jobs((job(start) for start in range(0, num_realizations, function.size)), mesh)
 
 
 def run_chunk(

@@ -10,7 +10,7 @@ import io
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -98,7 +98,7 @@ def prepare(
 ) -> Callable[[], Callable[..., Iterator[Any]]]:
     """Trace a study, and return a function without arguments that compiles it; workers of an executor do both themselves.
 
-    What that returns runs chunks: (key, num_realizations, *, first=0, arguments=()) -> their results in order.
+    What that returns runs chunks: (key, num_realizations, *, arguments=()) -> their results in order.
     """
     own = functools.partial(study.play, study.engine)
     if executor is not None:
@@ -124,7 +124,6 @@ def run_on_workers(
     key: Key,
     num_realizations: int,
     *,
-    first: int = 0,
     arguments: tuple[Any, ...] = (),
 ) -> Iterator[Any]:
     """Run all chunks on the workers of an executor; yield their results, NumPy arrays, in the order of the realizations.
@@ -136,21 +135,22 @@ def run_on_workers(
         WorkerFailed: if a worker cannot load the program.
     """
     assert study.size is not None
-    end, is_double = first + num_realizations, jnp.zeros(()).dtype == jnp.float64
-    payload = _dumps(study, is_double)
+    payload = _dumps(study, jnp.zeros(()).dtype == jnp.float64)
     values = jax.tree.map(np.asarray, arguments)
     seed = str(jr.key_impl(key)), np.asarray(jr.key_data(key))
     pool, owned, deaths = executor, [], 0
 
     def submit(start: int) -> Any:
         try:
-            return pool.submit(_run_on_worker, payload, seed, start, end, values)
+            return pool.submit(_run_on_worker, payload, seed, start, num_realizations, values)
         except BrokenExecutor as error:
-            return _Failed(error)
+            failed: Future = Future()
+            failed.set_exception(error)
+            return failed
         except RuntimeError as error:  # the executor was shut down
             raise ExecutorLost(f"the executor takes no more chunks ({error})") from error
 
-    waiting: deque[tuple[int, Any]] = deque((start, submit(start)) for start in range(first, end, study.size))
+    waiting: deque[tuple[int, Any]] = deque((start, submit(start)) for start in range(0, num_realizations, study.size))
     try:
         while waiting:
             start, future = waiting[0]
@@ -180,24 +180,6 @@ def run_on_workers(
             future.cancel()
         for pool in owned:
             pool.shutdown(wait=False)
-
-
-class _Failed(NamedTuple):
-    """A future of a chunk that could not be submitted."""
-
-    error: BrokenExecutor
-
-    def result(self) -> Any:
-        raise self.error
-
-    def done(self) -> bool:
-        return True
-
-    def exception(self) -> BrokenExecutor:
-        return self.error
-
-    def cancel(self) -> bool:
-        return False
 
 
 def _another(executor: Any, error: BrokenExecutor) -> Any:

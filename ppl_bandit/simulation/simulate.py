@@ -17,6 +17,7 @@ from jaxtyping import Array
 from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.engines.choose import as_engine
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
@@ -85,15 +86,7 @@ def simulate(
     for name, flag in {"summary": summary, "draws": draws, "progress": progress}.items():
         check_flag(flag, name)
     check_sizes(counts | ({} if memory is None else {"memory": memory}), precision)
-    if environment.reward_model.num_arms != reward_model.num_arms:
-        raise ValueError(
-            f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
-            "and its world must have the same arms"
-        )
-    if environment.num_steps is not None and num_steps > environment.num_steps:
-        raise ValueError(
-            f"num_steps is {num_steps}, but the environment's path has {environment.num_steps} steps: give a longer path"
-        )
+    _check_world(reward_model, environment, num_steps)
     several = selector if isinstance(selector, Mapping) else {as_selector(selector).name: selector}
     named = {name: as_selector(select) for name, select in several.items()}
     if not named:
@@ -111,20 +104,7 @@ def simulate(
         parts: dict[str, list[Any]] = {name: [] for name in named}
         try:
             for order, (name, select) in enumerate(named.items(), 1):
-
-                def play(engine: Engine, key: Key, number: Array, select: Selector = select) -> Rollout:
-                    played, _, _ = rollout(
-                        jr.fold_in(key, number),
-                        reward_model,
-                        engine,
-                        select,
-                        environment,
-                        num_steps=int(num_steps),
-                        num_samples=int(num_samples),
-                        draws=draws,
-                    )
-                    return datasets.compact(played)
-
+                play = _play_function(reward_model, select, environment, int(num_steps), int(num_samples), draws)
                 if progress:
                     sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
@@ -145,6 +125,33 @@ def simulate(
     return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
 
 
+def _play_function(
+    reward_model: RewardModel,
+    selector: Selector,
+    environment: Environment,
+    num_steps: int,
+    num_samples: int,
+    draws: bool,
+) -> Callable[[Engine, Key, Array], Rollout]:
+    def play(engine: Engine, key: Key, number: Array) -> Rollout:
+        key, sizes = jr.fold_in(key, number), {"num_steps": num_steps, "num_samples": num_samples}
+        return datasets.compact(rollout(key, reward_model, engine, selector, environment, **sizes, draws=draws)[0])
+
+    return play
+
+
+def _check_world(reward_model: RewardModel, environment: Environment, num_steps: int) -> None:
+    if environment.reward_model.num_arms != reward_model.num_arms:
+        raise ValueError(
+            f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
+            "and its world must have the same arms"
+        )
+    if environment.num_steps is not None and num_steps > environment.num_steps:
+        raise ValueError(
+            f"num_steps is {num_steps}, but the environment's path has {environment.num_steps} steps: give a longer path"
+        )
+
+
 def _check_key(key: Any) -> None:
     is_seed = isinstance(key, int | np.integer) and not isinstance(key, bool)
     is_key = isinstance(key, jax.Array) and (
@@ -161,7 +168,6 @@ def check_sizes(counts: Mapping[str, Any], precision: str) -> None:
         ValueError: with the argument and what was given.
     """
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_count(value, name)
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')

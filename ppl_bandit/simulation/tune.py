@@ -15,13 +15,14 @@ import jax.random as jr
 from ppl_bandit import selectors as rules
 from ppl_bandit.arguments import check_function
 from ppl_bandit.engines.choose import as_engine
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.selectors.selector_contract import as_selector
-from ppl_bandit.simulation.candidate_runs import CandidateSimulator, group_selectors
+from ppl_bandit.simulation.candidate_runs import simulate_candidates
 from ppl_bandit.simulation.environment import Environment, check_environment
 from ppl_bandit.simulation.executors import check_executor
 from ppl_bandit.simulation.simulate import check_sizes
-from ppl_bandit.simulation.standings import CandidateRegret, Tuned, choose_candidate
+from ppl_bandit.simulation.standings import Tuned, choose_candidate
 from ppl_bandit.types import Engine, Key, Selector
 
 __all__ = ["PATIENCES", "candidates", "tune"]
@@ -88,8 +89,7 @@ def tune(
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given together with environment, which draws its own: leave one of them out")
     check_executor(executor)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+    check_count(seed, "seed", 0)
     say = (lambda line: None) if say is None else check_function(say, "say", "of a line of text, such as print")
     with jax.enable_x64(precision == "float64"):
         if environment is None:
@@ -100,15 +100,19 @@ def tune(
         else:
             named = {name: as_selector(rule) for name, rule in _named(selectors).items()}
         begun = time.perf_counter()
-        simulator = CandidateSimulator(
-            reward_model, built, environment, horizon, num_samples, seed, num_worlds, executor=executor
+        found = simulate_candidates(
+            named,
+            reward_model,
+            built,
+            environment,
+            num_steps=horizon,
+            num_worlds=num_worlds,
+            num_samples=num_samples,
+            seed=seed,
+            executor=executor,
+            say=say,
         )
-        say(f"compiling {len(group_selectors(named))} functions for {len(named)} candidates ...")
-        simulator.compile(named)
-        say(f"compiled in {time.perf_counter() - begun:.0f} s; simulating {num_worlds} worlds")
-        found = simulator.simulate(named, num_worlds, say)
-        regrets = {name: CandidateRegret(name, named[name], *judged) for name, judged in found.items()}
-        return choose_candidate(regrets, criterion, horizon, time.perf_counter() - begun)
+        return choose_candidate(found, criterion, horizon, time.perf_counter() - begun)
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:

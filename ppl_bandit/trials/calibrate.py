@@ -19,7 +19,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_kinds
 from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -82,16 +82,14 @@ def calibrate(
     check_flag(progress, "progress")
     simulator = TrialSimulator(model, design, engine, num_samples, arms=arms, mesh=mesh, executor=executor)
     worlds = _nulls(model, null, simulator.setting.control, design.margin)
-    advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
+    report = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials")
+    advance = report if progress else lambda num: None
     place = design.rules.index(rule)
 
     def run(world: Environment, threshold: float, seed: int) -> TrialRecord:
         limits = design.thresholds().copy()
         limits[place] = threshold
-        try:
-            return simulator.run(world, num_trials, seed, thresholds=limits, advance=advance)
-        except TrialsInterrupted as error:  # a part of the trials has no threshold
-            raise error.__cause__ or error from None
+        return simulator.run(world, num_trials, seed, thresholds=limits, on_chunk=lambda part: advance(part.look.size))
 
     def measure(world: Environment, threshold: float) -> float:
         return float(np.mean(declares_superiority(run(world, threshold, seed + 1), simulator.setting.control)))

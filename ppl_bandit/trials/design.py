@@ -134,11 +134,6 @@ class Design:
         """Number of decisions of an experiment that does not stop early."""
         return self.look_rows[-1]
 
-    @property
-    def is_complete_at_end(self) -> bool:
-        """Whether all outcomes are known at the last look."""
-        return self.max_rows is not None or self.lag == 0
-
     def rule(self, name: str) -> StoppingRule | None:
         """Return the stopping rule of a name; None if the design has none."""
         return next((rule for rule in self.rules if rule.name == name), None)

@@ -19,7 +19,7 @@ from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.performance import performance
-from ppl_bandit.trials.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_kinds, join_trials
 from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -167,17 +167,23 @@ def operating_characteristics(
     begun = time.perf_counter()
     simulator = TrialSimulator(model, design, engine, num_samples, arms, mesh=mesh, executor=executor)
     records: dict[str, TrialRecord] = {}
+    begun_records: dict[str, list[TrialRecord]] = {}  # of the scenario that is being simulated
     try:
         for name, world in worlds.items():
-            report = progress_reporter(name, num_trials, "trials") if progress else None
-            records[name] = simulator.run(world, num_trials, seed, advance=report)
-    except (KeyboardInterrupt, ExecutorLost, TrialsInterrupted) as error:
-        if isinstance(error, TrialsInterrupted):
-            records[name] = error.found
-        elif not records:
+            report, parts = progress_reporter(name, num_trials, "trials"), begun_records.setdefault(name, [])
+
+            def keep(part: TrialRecord, report: Any = report, parts: Any = parts) -> None:
+                parts.append(part)
+                if progress:
+                    report(part.look.size)
+
+            records[name] = simulator.run(world, num_trials, seed, on_chunk=keep)
+            del begun_records[name]
+    except (KeyboardInterrupt, ExecutorLost) as error:
+        records |= {name: join_trials(parts) for name, parts in begun_records.items() if parts}
+        if not records:
             raise
-        reason = str(error.__cause__ or error) or "interrupted"
-        sys.stderr.write(f"\n{reason}: the finished trials are kept\n")
+        sys.stderr.write(f"\n{str(error) or 'interrupted'}: the finished trials are kept\n")
     setting = simulator.setting
     method = f"{setting.engine.explanation.engine}, {setting.method}"
     return OperatingCharacteristics(

@@ -18,7 +18,7 @@ from ppl_bandit.program.model.reward_model import RewardModel, check_reward_mode
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
+from ppl_bandit.simulation.executors import Study, check_executor, prepare
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.setting import Setting, simulated_setting
@@ -28,10 +28,10 @@ from ppl_bandit.types import Engine, Key
 __all__ = [
     "NUM_PRIOR_DRAWS",
     "TrialSimulator",
-    "TrialsInterrupted",
     "as_environment",
     "check_kinds",
     "check_units",
+    "join_trials",
 ]
 
 _CPU_CHUNK = 256
@@ -87,9 +87,8 @@ class TrialSimulator:
         num_trials: int,
         seed: int,
         *,
-        first: int = 0,
         thresholds: np.ndarray | None = None,
-        advance: Callable[[int], None] | None = None,
+        on_chunk: Callable[[TrialRecord], None] = lambda found: None,
     ) -> TrialRecord:
         """Simulate trials in one world, or in worlds that the environment draws; return NumPy arrays with a leading axis.
 
@@ -97,35 +96,21 @@ class TrialSimulator:
         compiled function simulates at once.
 
         Args:
-            first: number of the first trial.
             thresholds: in place of the design's own, (rules, looks).
-            advance: called with the number of trials that have finished.
-
-        Raises:
-            TrialsInterrupted: after Ctrl-C, or if the executor is lost, with the finished trials, if there are any.
+            on_chunk: called with the trials of every chunk that has finished.
         """
         with jax.enable_x64(True):
             limits = jnp.asarray(self.setting.design.thresholds() if thresholds is None else thresholds)
             truth = None if environment.truth is None else {k: jnp.asarray(v) for k, v in environment.truth.items()}
             key, arguments = jr.key(seed), (limits,) if truth is None else (limits, truth)
             parts: list[TrialRecord] = []
-            interruption: BaseException | None = None
-            try:
-                for part in self._run_chunks(environment, key, num_trials, first, arguments):
-                    parts.append(part)
-                    if advance is not None:
-                        advance(part.look.size)
-            except (KeyboardInterrupt, ExecutorLost) as error:
-                if not parts:
-                    raise
-                interruption = error
-        found = jax.tree.map(lambda *own: np.concatenate(own), *parts)
-        if interruption is not None:
-            raise TrialsInterrupted(found) from interruption
-        return found
+            for part in self._run_chunks(environment, key, num_trials, arguments):
+                parts.append(part)
+                on_chunk(part)
+        return join_trials(parts)
 
     def _run_chunks(
-        self, environment: Environment, key: Key, num_trials: int, first: int, arguments: tuple
+        self, environment: Environment, key: Key, num_trials: int, arguments: tuple
     ) -> Iterator[TrialRecord]:
         setting, engine, mesh = self.setting, self.setting.engine, self._mesh
         is_sequential = is_on_cpu() and mesh is None and not engine.explanation.is_exact
@@ -144,15 +129,12 @@ class TrialSimulator:
             self._runs[cached] = prepare(
                 study, key, num_trials, arguments=arguments, mesh=mesh, executor=self._executor
             )()
-        return self._runs[cached](key, num_trials, first=first, arguments=arguments)
+        return self._runs[cached](key, num_trials, arguments=arguments)
 
 
-class TrialsInterrupted(Exception):
-    """Trials ended early, by Ctrl-C or a lost executor; `found` has those that were finished."""
-
-    def __init__(self, found: TrialRecord):
-        super().__init__("the finished trials are kept")
-        self.found = found
+def join_trials(parts: Sequence[TrialRecord]) -> TrialRecord:
+    """Return the trials of several chunks as one record."""
+    return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
 
 def check_kinds(model: Any, design: Any) -> None:

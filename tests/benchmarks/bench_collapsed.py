@@ -7,22 +7,21 @@ A step is an update by one row after that many; of 40 steps the median is given,
 are those of the arms' expected rewards after the rows, in posterior standard deviations (mean), relatively (sd), and in total
 variation (p-hat, of 4,000 draws), against quadrature over the outer sites (`collapsed_references`), the worst arm's, as a mean
 over --seeds with its standard error. With --stream, all rows are learnt one after another from the prior, compiled
-as one program, and the time is that of a row, refreshes included. With --jobs, every model and engine is a process of its own,
-which is ended at the limit with what it has printed; give half as many jobs as there are idle cores.
+as one program, and the time is that of a row, refreshes included. With --jobs, every model and engine is a process of its own
+on one core, and those that are not done at the limit are left out.
 """
 
 import argparse
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import collapsed_references
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from bench_collapsed_simulation import MEANS, hierarchy
+import numpyro
+import numpyro.distributions as dist
+from accuracy_table import run_parts
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
@@ -31,8 +30,17 @@ from ppl_bandit.runtime.xla_options import in_order_options
 from ppl_bandit.types import Interaction
 
 MODELS = ("gaussian_hierarchy", "hierarchical_spread", "beta_hierarchy", "ridge_regression")
+MEANS = (0.4, 0.7, 1.0, 1.3, 1.7)
 NUM_DRAWS = 4000
 NUM_STEPS = 40
+
+
+def hierarchy(arm):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+    with numpyro.plate("arms", len(MEANS)):
+        mean = numpyro.sample("mean", dist.Normal(common, spread))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
 
 
 def load(name):
@@ -133,26 +141,17 @@ def measure(name, engine_name, num_rows, loaded, num_seeds):
     )
 
 
-def run_jobs(options):
-    """Run every model and engine as a process of its own, and print their output."""
-    cases = [(model, engine) for model in options.models.split(",") for engine in options.engines.split(",")]
-    seeds = ["--seeds", str(options.seeds)]
-
-    def run(case):
-        command = [sys.executable, __file__, "--models", case[0], "--engines", case[1], "--rows", options.rows, *seeds]
-        command += [] if options.stream is None else ["--stream", str(options.stream)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            said, _ = process.communicate(timeout=options.limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said = (process.communicate()[0] or "") + f"{case[0]} {case[1]}: ended after {options.limit:.0f} s\n"
-        if process.returncode and "ended after" not in said:
-            said = f"{case}: {said[-2000:]}"
-        print(said, end="", flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, cases))
+def lines_of(name, engine_name, rows, stream_rows, num_seeds):
+    """Return the lines of one model and engine."""
+    jax.config.update("jax_enable_x64", True)
+    loaded = load(name)
+    if stream_rows is not None:
+        said = stream(engine_name, loaded[0], rows_of(*loaded, stream_rows), num_seeds)
+        return [f"{name:>20} {engine_name:>9} stream of {stream_rows}: {said}"]
+    return [
+        f"{name:>20} {engine_name:>9} n={num_rows:<6} {measure(name, engine_name, num_rows, loaded, num_seeds)}"
+        for num_rows in rows
+    ]
 
 
 def main():
@@ -163,21 +162,15 @@ def main():
     parser.add_argument("--stream", type=int)
     parser.add_argument("--seeds", type=int, default=1, help="of the engine, over which errors, or times, are averaged")
     parser.add_argument("--jobs", type=int)
-    parser.add_argument("--limit", type=float, default=420.0, help="seconds of one job")
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds of all jobs")
     options = parser.parse_args()
-    if options.jobs is not None:
-        return run_jobs(options)
-    jax.config.update("jax_enable_x64", True)
-    for name in options.models.split(","):
-        loaded = load(name)
-        for engine_name in options.engines.split(","):
-            if options.stream is not None:
-                said = stream(engine_name, loaded[0], rows_of(*loaded, options.stream), options.seeds)
-                print(f"{name:>20} {engine_name:>9} stream of {options.stream}: {said}", flush=True)
-                continue
-            for num_rows in map(int, options.rows.split(",")):
-                said = measure(name, engine_name, num_rows, loaded, options.seeds)
-                print(f"{name:>20} {engine_name:>9} n={num_rows:<6} {said}", flush=True)
+    rows = tuple(map(int, options.rows.split(",")))
+    cases = [(model, engine) for model in options.models.split(",") for engine in options.engines.split(",")]
+    parts = [(*case, rows, options.stream, options.seeds) for case in cases]
+    found = {} if options.jobs is None else run_parts(lines_of, parts, options.jobs, options.limit)
+    for part in parts:
+        for line in lines_of(*part) if options.jobs is None else found.get(part, ()):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

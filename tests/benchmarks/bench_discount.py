@@ -9,24 +9,17 @@ import argparse
 import functools
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit.paper.settings import bernoulli_program
 
 NUM_STEPS = 600
 BEFORE, AFTER = (0.6, 0.4, 0.2), (0.2, 0.4, 0.6)
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def regrets(discount, num_realizations):
     """Regret of each realization before and after the change, (R, 2)."""
-    model = RewardModel(conversion, num_arms=3)
+    model = RewardModel(bernoulli_program(3), 3)
     world = Environment(model, {"rate": BEFORE}, changes={NUM_STEPS // 2 + 1: {"rate": AFTER}})
     data = simulate(
         0,

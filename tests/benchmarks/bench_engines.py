@@ -1,13 +1,12 @@
 """Cost of an update, engine by engine, against `MCMC.run` called afresh: logistic regression, D = 10, A = 5, 1,000 draws.
 
-Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]; with --batches 1000 10000 ..., what one update
+Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000]; with --batches 1000 10000 ..., what one update
 with so many rows costs; with --model NAME, the stream of a bundled model through `reweight`, or "here" for this regression.
 Ratios are of one run on one machine.
 Compilation is counted separately for the engines, which compile once per capacity; `MCMC.run` compiles on every call.
 """
 
 import argparse
-import json
 import time
 
 import jax
@@ -128,7 +127,6 @@ def main():
     parser.add_argument("--batches", type=int, nargs="+", help="measure one update with so many rows, and nothing else")
     parser.add_argument("--model", help="stream a bundled model through reweight, and nothing else")
     parser.add_argument("--steps", type=int, default=1000, help="length of the stream")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     model = RewardModel(program, NUM_ARMS, context=np.zeros(NUM_FEATURES))
     if arguments.batches:
@@ -145,7 +143,6 @@ def main():
     rows = make_rows(arguments.steps)
     sizes = [size for size in (10, 200, 1000) if size <= arguments.steps]
     mcmc = {size: fresh_mcmc(rows, size) for size in sizes}
-    report = {"MCMC.run": mcmc}
     baseline = float(np.mean(list(mcmc.values())))
     lines = [
         f"MCMC.run afresh: {', '.join(f'{s:.2f} s at n = {n}' for n, s in mcmc.items())}; mean {baseline:.2f} s",
@@ -156,45 +153,30 @@ def main():
     seconds, is_compiled, infos = stream(engines.reweight(model), rows, 0, arguments.steps)
     steady = seconds[~is_compiled]
     is_refresh = np.diff([0, *(int(info.num_refreshes) for info in infos)])[~is_compiled] > 0
-    entry = {
-        "mean": steady.mean(),
-        "ratio": baseline / steady.mean(),
-        "ratio_with_compilation": baseline / seconds.mean(),
-        "compile": seconds[is_compiled].sum(),
-        "num_compiles": int(is_compiled.sum()),
-        "num_refreshes": int(infos[-1].num_refreshes),
-        "refresh": steady[is_refresh].mean(),
-        "reweight_first_half": steady[: len(steady) // 2][~is_refresh[: len(steady) // 2]].mean(),
-        "reweight_second_half": steady[len(steady) // 2 :][~is_refresh[len(steady) // 2 :]].mean(),
-        "trusted": float(np.mean([info.is_trusted for info in infos])),
-    }
-    report["reweight"] = entry
+    half, is_between = len(steady) // 2, ~is_refresh
     lines.append(
-        f"{'reweight':>9} {f'1-{arguments.steps}':>12} {1e3 * entry['mean']:10.2f} {entry['ratio']:14.0f} "
-        f"{entry['compile']:10.1f} {entry['trusted']:8.0%}"
+        f"{'reweight':>9} {f'1-{arguments.steps}':>12} {1e3 * steady.mean():10.2f} {baseline / steady.mean():14.0f} "
+        f"{seconds[is_compiled].sum():10.1f} {np.mean([info.is_trusted for info in infos]):8.0%}"
+    )
+    summary = (
+        f"reweight: {int(infos[-1].num_refreshes)} refreshes of {1e3 * steady[is_refresh].mean():.0f} ms; between them "
+        f"{1e3 * steady[:half][is_between[:half]].mean():.2f} ms a step in the first half and "
+        f"{1e3 * steady[half:][is_between[half:]].mean():.2f} ms in the second; {int(is_compiled.sum())} compilations, "
+        f"{baseline / seconds.mean():.0f} times cheaper with them counted"
     )
     for name in ("nuts", "svi", "laplace"):
         engine = getattr(engines, name)(model)
-        entries = {}
+        means = []
         for size in sizes:
             seconds, is_compiled, infos = stream(engine, rows, size - 10, size)
             steady = seconds[~is_compiled].mean()
-            entries[size] = {"mean": steady, "compile": seconds[is_compiled].sum()}
+            means.append(steady)
             lines.append(
                 f"{name:>9} {f'{size - 9}-{size}':>12} {1e3 * steady:10.2f} {mcmc[size] / steady:14.0f} "
                 f"{seconds[is_compiled].sum():10.1f} {np.mean([info.is_trusted for info in infos]):8.0%}"
             )
-        report[name] = {**entries, "ratio": baseline / np.mean([one["mean"] for one in entries.values()])}
-        lines.append(f"{name:>9} {'mean':>12} {'':>10} {report[name]['ratio']:14.0f}")
-    entry = report["reweight"]
-    first, second = (1e3 * entry[f"reweight_{half}_half"] for half in ("first", "second"))
-    lines += [
-        "",
-        f"reweight: {entry['num_refreshes']} refreshes of {1e3 * entry['refresh']:.0f} ms; between them {first:.2f} ms a step "
-        f"in the first half and {second:.2f} ms in the second; {entry['num_compiles']} compilations, "
-        f"{entry['ratio_with_compilation']:.0f} times cheaper with them counted",
-    ]
-    return print(json.dumps(report, default=float) if arguments.json else "\n".join(lines))
+        lines.append(f"{name:>9} {'mean':>12} {'':>10} {baseline / np.mean(means):14.0f}")
+    print("\n".join([*lines, "", summary]))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ independently of the library; `any-selector`, `selectors` and `rejection` use th
 import argparse
 import math
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import evaluation_of_selectors as with_library
 import numpy as np
 from evaluation_of_selectors import show
 from evaluation_with_contexts import contexts_part
-from scipy.special import ndtr
 
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
@@ -25,28 +26,12 @@ from ppl_bandit.evaluation.confidence_sequences import (
 )
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+from simulated_logs import bernoulli_logs, gaussian_logs, log_of  # noqa: E402
 
 CHUNK = 250
 PARTS = ("gaussian", "uniform", "bernstein", "any-selector", "selectors", "rejection", "contexts")
-
-
-def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
-    """Play two Gaussian arms with means (gap, 0) and unit noise by Thompson sampling under Normal(0, 1) priors."""
-    means, rows = np.array([gap, 0.0]), np.arange(num_runs)
-    counts, sums = np.zeros((num_runs, 2)), np.zeros((num_runs, 2))
-    arms, rewards = np.zeros((num_runs, num_steps), int), np.zeros((num_runs, num_steps))
-    propensities = np.zeros((num_runs, num_steps, 2))
-    for step in range(num_steps):
-        centre, variance = sums / (counts + 1), 1 / (counts + 1)
-        first = floor + (1 - 2 * floor) * ndtr((centre[:, 0] - centre[:, 1]) / np.sqrt(variance.sum(1)))
-        arm = (rng.random(num_runs) >= first).astype(int)
-        reward = means[arm] + rng.normal(size=num_runs)
-        arms[:, step], rewards[:, step] = arm, reward
-        propensities[:, step] = np.stack([first, 1 - first], axis=1)
-        counts[rows, arm] += 1
-        sums[rows, arm] += reward
-    return arms, rewards, propensities
 
 
 def uniform_noise_thompson(rng, num_runs, num_steps, decay, num_draws=20, num_first=5):
@@ -121,7 +106,7 @@ def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level):
 def gaussian_chunk(seed, gap, floor):
     """Return intervals of the losing arm and of the contrast, refusals, and whether the arm's sequence was ever wrong."""
     rng = np.random.default_rng(seed)
-    arms, rewards, propensities = gaussian_thompson(rng, CHUNK, 1000, gap, floor)
+    logs = arms, rewards, propensities = gaussian_logs(rng, CHUNK, 1000, (gap, 0.0), 1.0, floor)
     results, refused, wrong = [], [], []
     for run in range(CHUNK):
         own = arms[run], rewards[run], propensities[run]
@@ -133,9 +118,7 @@ def gaussian_chunk(seed, gap, floor):
         plain = Estimate(first.value - second.value, math.hypot(first.standard_error, second.standard_error))
         found["naive, contrast"] = covers(plain, gap, 0.95)
         results.append(found)
-        played = propensities[run, np.arange(1000), arms[run]]
-        log = LoggedDecisions((0, 1), arms[run], rewards[run], played, propensities[run])
-        refused.append(evaluate_decisions(log, 1).is_refused)
+        refused.append(evaluate_decisions(log_of(run, *logs), 1).is_refused)
         is_arm = arms[run] == 1
         count, total = np.cumsum(is_arm), np.cumsum(np.where(is_arm, rewards[run], 0.0))
         rho = normal_mixture_parameter(100.0, 0.05)
@@ -158,19 +141,8 @@ def uniform_chunk(seed):
 
 def bernstein_chunk(seed):
     """A policy that plays arm 0 with .7, Bernoulli arms (.3, .5), logged by Thompson sampling with a floor of .02."""
-    rng = np.random.default_rng(seed)
-    num_steps, rows = 1000, np.arange(CHUNK)
-    counts, weights, rewards = np.ones((CHUNK, 2, 2)), np.zeros((CHUNK, num_steps)), np.zeros((CHUNK, num_steps))
-    for step in range(num_steps):
-        total = counts.sum(2)
-        centre = counts[:, :, 0] / total
-        variance = (centre * (1 - centre) / (total + 1)).sum(1)
-        first = 0.02 + 0.96 * ndtr((centre[:, 0] - centre[:, 1]) / np.sqrt(variance))
-        arm = (rng.random(CHUNK) >= first).astype(int)
-        reward = rng.random(CHUNK) < np.array([0.3, 0.5])[arm]
-        counts[rows, arm, np.where(reward, 0, 1)] += 1
-        weights[:, step] = np.where(arm == 0, 0.7 / first, 0.3 / (1 - first))
-        rewards[:, step] = reward
+    arms, rewards, propensities = bernoulli_logs(np.random.default_rng(seed), CHUNK, 1000, (0.3, 0.5), 0.02)
+    weights = np.where(arms == 0, 0.7 / propensities[:, :, 0], 0.3 / propensities[:, :, 1])
     truth = 0.7 * 0.3 + 0.3 * 0.5
     wrong = []
     for run in range(CHUNK):

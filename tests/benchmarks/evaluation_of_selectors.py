@@ -5,14 +5,13 @@ import math
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
+from ppl_bandit.evaluation.rejection import accepted_rows
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
+from ppl_bandit.paper.settings import bernoulli_program
 
 __all__ = ["any_selector_part", "rejection_part", "selector_part", "show"]
 
@@ -28,17 +27,10 @@ def show(name, values, expected=""):
     print(f"  {name:52s} {values.mean():8.4f} +- {error:.4f} ({values.size})  {expected}", flush=True)
 
 
-def bernoulli(arm):
-    """Two Bernoulli arms with uniform priors."""
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 @functools.cache
 def built():
     """Return the model, its engine and its world; built once in every process."""
-    model = RewardModel(bernoulli, 2)
+    model = RewardModel(bernoulli_program(2), 2)
     with jax.enable_x64(True):
         return model, engines.conjugate(model), Environment(model, {"rate": RATES})
 
@@ -155,12 +147,12 @@ def rejection_part(map_chunks, num_logs, num_rows=1200, chunk=25):
 def rejection_chunk(seeds, num_rows):
     """Return, for each log, the true rates of the accepted decisions and the mean of their rewards."""
     model, engine, _ = built()
-    accept, found = accept_function(model, engine, selectors.thompson()), []
+    thompson, found = selectors.thompson(), []
     for seed in seeds:
         rng = np.random.default_rng(seed)
         arms = rng.integers(0, 2, num_rows)
         rewards = (rng.random(num_rows) < RATES[arms]).astype(float)
         log = LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
-        rows = accepted_rows(model, engine, accept, log, seed=seed)
+        rows = accepted_rows(model, engine, thompson, log, seed=seed)
         found.append((RATES[arms[rows]], rewards[rows].mean()))
     return found

@@ -8,11 +8,8 @@ over data sets, with its standard error.
 """
 
 import argparse
-import subprocess
-import sys
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -21,6 +18,7 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from accuracy_table import run_parts
 from numpyro.infer import MCMC, NUTS
 
 from ppl_bandit import Bandit, RewardModel, engines
@@ -164,28 +162,22 @@ def errors(found, known):
 
 
 def measure(name, seed, num_rows, others):
-    """Print one line of results for each engine on one data set."""
+    """Return [(program, engine, figures)] of one data set."""
+    warnings.simplefilter("ignore")
     case = CASES[name]
     rows = rows_of(case, num_rows, seed)
     model = RewardModel(case.program, case.num_arms, np.zeros(case.num_features) if case.num_features else None)
     with jax.enable_x64(True):
         draws = reference(case, rows, seed)
     known = tables_of(case, lambda context: model.expected_rewards(draws, context))
-    halves = [[table[half::2] for table in known] for half in (0, 1)]
-    print(f"RESULT\t{name}\tNUTS against itself\t" + "\t".join(f"{value:.4f}" for value in errors(*halves)), flush=True)
-    bandit = bandit_of(case)
-    times, is_trusted = learn_by_rows(bandit, rows)
-    found = tables_of(case, lambda context: bandit.expected_rewards(context, num_samples=4000))
-    line = (*errors(found, known), np.median(times), times[1:].max(), np.mean(is_trusted), is_trusted[-1], times[0])
-    engine = bandit.explanation.engine
-    print(f"RESULT\t{name}\tdefault ({engine})\t" + "\t".join(f"{value:.4f}" for value in line), flush=True)
-    print(f"TIMES\t{name}\t{seed}\t" + " ".join(f"{value:.3f}" for value in times), flush=True)
-    for label in others:
-        bandit = bandit_of(case, getattr(engines, label))
+    results = [(name, "NUTS against itself", errors(*([table[half::2] for table in known] for half in (0, 1))))]
+    for label in (None, *others):
+        bandit = bandit_of(case, None if label is None else getattr(engines, label))
         times, is_trusted = learn_by_rows(bandit, rows)
         found = tables_of(case, lambda context, own=bandit: own.expected_rewards(context, num_samples=4000))
         line = (*errors(found, known), np.median(times), times[1:].max(), np.mean(is_trusted), is_trusted[-1], times[0])
-        print(f"RESULT\t{name}\t{label}\t" + "\t".join(f"{value:.4f}" for value in line), flush=True)
+        results.append((name, label or f"default ({bandit.explanation.engine})", line))
+    return results
 
 
 def main():
@@ -195,31 +187,17 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="name of one program")
     parser.add_argument("--others", nargs="*", default=["laplace", "svi"], help="engines besides the default one")
-    parser.add_argument("--seed", type=int, help="run one data set in this process")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if arguments.seed is not None:
-        return measure(arguments.only, arguments.seed, arguments.rows, arguments.others)
     names = [arguments.only] if arguments.only else list(CASES)
-
-    def run(job):
-        name, seed = job
-        own = ["--only", name, "--seed", str(seed), "--rows", str(arguments.rows), "--others"]
-        done = subprocess.run(
-            [sys.executable, __file__, *own, *arguments.others], capture_output=True, text=True, check=False
-        )
-        print(done.stdout if not done.returncode else done.stdout + done.stderr[-2000:], end="", flush=True)
-        return [line.split("\t")[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        jobs = [(name, seed) for seed in range(arguments.seeds) for name in names]
-        found = [line for lines in pool.map(run, jobs) for line in lines]
+    jobs = [(name, seed) for seed in range(arguments.seeds) for name in names]
+    parts = [(*job, arguments.rows, tuple(arguments.others)) for job in jobs]
+    found = [line for lines in run_parts(measure, parts, arguments.jobs).values() for line in lines]
     print(
         "\n| program | engine | mean | sd | P(best) | median | longest | trusted | at the end | first |\n|"
         + " --- |" * 10
     )
     for name, engine in dict.fromkeys((line[0], line[1]) for line in found):
-        values = np.array([line[2:] for line in found if line[:2] == [name, engine]], float)
+        values = np.array([line[2] for line in found if line[:2] == (name, engine)], float)
         errors_of_means = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0 * values[0]
         cells = [f"{a:.3f} +- {b:.3f}" for a, b in zip(values.mean(0), errors_of_means, strict=True)]
         print(f"| {name} | {engine} | " + " | ".join(cells) + f" | {len(values)} sets, longest {values.max(0)[4:5]} |")

@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 from ppl_bandit import Environment, engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.display.text_tables import markdown_table
-from ppl_bandit.simulation.candidate_runs import CandidateSimulator
+from ppl_bandit.simulation.candidate_runs import simulate_candidates
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
 from ppl_bandit.simulation.tune import candidates
@@ -131,10 +131,10 @@ def run_case(name, horizon, arguments):
         wanted |= {how: (worlds, 2, num, 1) for how, worlds in wrong_worlds(name, model, contexts).items()}
     kept = {}
     for worlds, (environment, seed, num_worlds, num_truths) in wanted.items():
-        simulator = CandidateSimulator(model, engine, environment, horizon, 1000, seed, num_worlds, num_truths)
-        simulator.compile(named)
-        for rule, (regret, _) in simulator.simulate(named, num_worlds).items():
-            kept[f"{worlds}/{rule}"] = regret if worlds == "race" else regret.mean(axis=1)
+        sizes = {"num_steps": horizon, "num_worlds": num_worlds, "num_truths": num_truths}
+        found = simulate_candidates(named, model, engine, environment, **sizes, num_samples=1000, seed=seed, say=print)
+        for rule, one in found.items():
+            kept[f"{worlds}/{rule}"] = one.regret if worlds == "race" else one.regret.mean(axis=1)
         print(f"{label}, {worlds}: after {time.time() - start:.0f} s", flush=True)
     np.savez_compressed(arguments.out / f"{label}.npz", **kept)
 

@@ -12,14 +12,9 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Bandit, Design, RewardModel, operating_characteristics, selectors, stopping
 from ppl_bandit.display.figure_style import figure_tools
+from ppl_bandit.paper.settings import bernoulli_program
 
 NUM_TRIALS = 20_000
-
-
-def recovery(arm):
-    with numpyro.plate("arms", 4):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def two_means(arm):
@@ -40,7 +35,9 @@ def draw_trial(folder):
     )
     scenarios = {"no effect": 0.30, "one dose works": [0.30, 0.30, 0.35, 0.45]}
     arms = ["placebo", "low", "middle", "high"]
-    found = operating_characteristics(RewardModel(recovery, 4), design, scenarios, num_trials=2000, seed=1, arms=arms)
+    found = operating_characteristics(
+        RewardModel(bernoulli_program(4), 4), design, scenarios, num_trials=2000, seed=1, arms=arms
+    )
     found.plot().savefig(folder / "designing-a-trial.png", dpi=110)
 
 
@@ -64,15 +61,9 @@ def draw_peeking(folder):
     figure.savefig(folder / "peeking.png", dpi=110)
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def draw_conclusions(folder):
     """The experiment of docs/conclusions.md."""
-    bandit = Bandit(conversion, arms=["old", "new"], selector=selectors.with_floor(selectors.thompson(), 0.2))
+    bandit = Bandit(bernoulli_program(2), arms=["old", "new"], selector=selectors.with_floor(selectors.thompson(), 0.2))
     world, truth = np.random.default_rng(1), {"old": 0.20, "new": 0.35}
     for _ in range(800):
         decision = bandit.select()

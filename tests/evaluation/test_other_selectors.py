@@ -10,7 +10,7 @@ from shared_models import THOMPSON, bernoulli_engine, bernoulli_model, bernoulli
 from ppl_bandit import Environment, RewardModel, evaluate, selectors, simulate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.predictive_scores import compare_programs
-from ppl_bandit.evaluation.rejection import accept_function, accepted_rows, evaluate_by_rejection
+from ppl_bandit.evaluation.rejection import accepted_rows, evaluate_by_rejection
 
 RATES = np.array([0.2, 0.6])
 
@@ -30,11 +30,11 @@ def uniform_log(num_rows, seed=0):
 @pytest.mark.slow
 def test_decisions_accepted_from_logs_earn_what_a_simulated_selector_earns():
     """The mean true rate of the first 100 accepted decisions is within 2% of simulated runs of the same length."""
-    engine = bernoulli_engine(2)
-    accept, earned = accept_function(bernoulli_model(2), engine, selectors.thompson()), []
+    engine, thompson = bernoulli_engine(2), selectors.thompson()
+    earned = []
     for seed in range(150):
         log = uniform_log(300, seed)
-        rows = accepted_rows(bernoulli_model(2), engine, accept, log, seed=seed)
+        rows = accepted_rows(bernoulli_model(2), engine, thompson, log, seed=seed)
         assert rows.size >= 100
         earned.append(RATES[log.arm[rows[:100]]].mean())
     runs = simulate(

@@ -79,8 +79,8 @@ def test_no_sale_is_learnt_at_once_and_settles_the_decision(tmp_path):
     assert_posterior(bandit, [(first.arm, 0, None, None)])
     bandit.update(second, {"sale": 0})
     assert_posterior(make(journal=tmp_path / "journal.db"), [(d.arm, 0, None, None) for d in (first, second)])
-    log = bandit.logged_decisions("spend")  # an outcome that the program masks counts as 0, unless it was reported
-    assert log.reward.tolist() == [4.0, 0.0]
+    log = bandit.logged_decisions()  # an outcome that the program masks counts as 0, unless it was reported
+    assert log.outcomes["spend"].tolist() == [4.0, 0.0]
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_rewards_in_part_survive_a_crash_a_file_and_a_replay(tmp_path):
     loaded = Bandit.load(tmp_path / "bandit.bin", model())
     loaded.update(second.id, {"returned": 1})
     assert_posterior(loaded, rows[:2])
-    log = again.logged_decisions("sale")  # decisions that wait for an outcome are left out
-    assert log.reward.tolist() == [1.0] and log.num_unrewarded == 3
+    log = again.logged_decisions()  # decisions that wait for an outcome are left out
+    assert log.outcomes["sale"].tolist() == [1.0] and log.num_unrewarded == 3
     assert evaluate(Journal(path), second.arm, outcome="sale", model=model()).is_refused  # a single reward
 
 

@@ -10,7 +10,7 @@ from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.simulation.candidate_runs import CandidateSimulator
+from ppl_bandit.simulation.candidate_runs import simulate_candidates
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
 from ppl_bandit.simulation.tune import candidates
@@ -151,9 +151,9 @@ def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise():
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
     worlds = Environment.from_prior(bernoulli_model(2))
     for num_truths in (1, None):
-        simulator = CandidateSimulator(bernoulli_model(2), bernoulli_engine(2), worlds, 30, 1000, 0, 512, num_truths)
-        simulator.compile({"": rule})
-        found[num_truths] = simulator.simulate([""], 512)[""]
+        sizes = {"num_steps": 30, "num_worlds": 512, "num_samples": 1000, "num_truths": num_truths}
+        ran = simulate_candidates({"": rule}, bernoulli_model(2), bernoulli_engine(2), worlds, **sizes, seed=0)
+        found[num_truths] = ran[""].regret, ran[""].is_stuck
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
     assert truth.shape == (512, 1) and judged.shape == (512, 32)
     difference = judged.mean(axis=1) - truth[:, 0]

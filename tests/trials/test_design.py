@@ -80,8 +80,8 @@ def test_a_threshold_can_be_replaced_and_is_checked_again():
 
 def test_a_last_look_waits_for_all_outcomes():
     design = Design([400, 500], lag=100, max_rows=500)
-    assert design.look_rows == (400, 500, 500) and design.is_complete_at_end
-    assert not Design([400, 500], lag=100).is_complete_at_end
+    assert design.look_rows == (400, 500, 500)
+    assert Design([400, 500], lag=100).look_rows == (400, 500)
 
 
 def test_fixed_shares_keep_their_ratios_among_allowed_arms():

@@ -13,13 +13,11 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.approximate.unconstrained import Space
-from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
+from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, connected_components, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = ["Blocks", "independent_blocks", "one_block"]
-
-_MAX_SIZE = 2000  # more latents would make the dependence table too large
 
 
 class Blocks(NamedTuple):
@@ -51,7 +49,7 @@ def one_block(model: RewardModel, space: Space) -> Blocks:
 
 def independent_blocks(model: RewardModel, space: Space) -> Blocks:
     """Return the finest partition that is proved; latents that no likelihood depends on are one block together."""
-    if space.size > _MAX_SIZE:
+    if space.size > MAX_ENTRIES:
         return one_block(model, space)
     terms = entries_read(space.log_prior, space.size, ())
     if space.partial_centring is not None:  # a term may be constant in the latents and not in non-centred coordinates

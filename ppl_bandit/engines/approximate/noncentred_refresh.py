@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE, block_posterior, embed
 from ppl_bandit.engines.approximate.blocks import Blocks
-from ppl_bandit.engines.approximate.starts.row_starts import MAX_ROWS, row_starts
+from ppl_bandit.engines.approximate.row_starts import MAX_ROWS, row_starts
 from ppl_bandit.engines.approximate.unconstrained import PartialCentring, Space
 from ppl_bandit.engines.particles.covariance import robust_covariance
 from ppl_bandit.engines.particles.importance import PriorProbes

@@ -48,7 +48,7 @@ _NUM_FIRST_DRAWS = 200  # draws that decide whether the guide still fits after t
 _DECAY = 0.01  # last step size of a fit relative to its first
 _TOUCH_UP = 0.2  # share of the steps, and of their size, if the guide still fits
 _ENOUGH_ESS = 0.6  # effective sample size, as a share of the draws, that needs no further fit
-_MAX_FITS = 5
+_MAX_FITS = 5  # the sum of the steps of fits whose effective sample size still grows by a tenth, as documented
 _SITE = "position"
 
 

@@ -13,8 +13,10 @@ non-centred form removes the funnel of x and s; with much data the centred form 
 intermediate cases (Papaspiliopoulos, Roberts and Skold 2007).
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +28,9 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
-from ppl_bandit.engines.approximate.starts.outcome_locations import OutcomeLocations, outcome_locations
+from ppl_bandit.engines.approximate.outcome_locations import OutcomeLocations, outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
-from ppl_bandit.program.jaxpr.entry_reads import entries_read
+from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.runtime.compile_ahead import traced_once
@@ -37,7 +39,6 @@ from ppl_bandit.types import Draws, Interaction, Key
 __all__ = ["PartialCentring", "Space", "unconstrained_space"]
 
 _LOCATION_SCALE = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
-_MAX_SIZE = 2000  # with more latents, dependences are not analysed
 
 
 class PartialCentring(NamedTuple):
@@ -84,71 +85,39 @@ class Space(NamedTuple):
     locations: Callable[[Mapping[str, Array], Interaction], OutcomeLocations] | None = None
 
 
+class _Sites(NamedTuple):
+    """The latent sites of a program.
+
+    Attributes:
+        shapes: of every site in unconstrained space.
+        scaled: the sites whose prior has a latent scale.
+    """
+
+    model: RewardModel
+    shapes: dict[str, tuple[int, ...]]
+    scaled: frozenset[str] = frozenset()
+
+    @property
+    def ends(self) -> list[int]:
+        """The end of every site in the real vector."""
+        return list(itertools.accumulate(math.prod(shape) for shape in self.shapes.values()))
+
+    def split(self, flat: Float[Array, " K"]) -> dict[str, Array]:
+        """Return the part of each site."""
+        pieces = jnp.split(flat, self.ends[:-1])
+        return {name: piece.reshape(self.shapes[name]) for name, piece in zip(self.shapes, pieces, strict=True)}
+
+    def prior_terms(self, trace: Trace) -> dict[str, Float[Array, " terms"]]:
+        """Return the log densities of the sites of the prior."""
+        outcomes = self.model.outcomes
+        return {name: log_prob_terms(site) for name, site in trace.items() if is_prior_term(name, site, outcomes)}
+
+
 def unconstrained_space(model: RewardModel) -> Space:
     """Return the unconstrained space of a program; `RewardModel` has checked that every support has a bijection."""
-    shapes = _shapes(model)
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    total = sum(sizes.values())
-    scaled_names: set[str] = set()
-
-    def split(flat: Float[Array, " K"]) -> dict[str, Array]:
-        pieces = jnp.split(flat, np.cumsum(list(sizes.values()))[:-1])
-        return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
-
-    def run(
-        flat: Float[Array, " K"], centredness: Float[Array, " K"] | None = None
-    ) -> tuple[Trace, list[Array], dict[str, Any]]:
-        """Run the program; return its trace, log Jacobians, and {site: (unconstrained value, location and log scale)}."""
-        parts = split(flat)
-        own_centredness = None if centredness is None else split(centredness)
-        log_jacobians, found = [], {}
-
-        def choose(site: Site) -> Array | None:
-            name = site["name"]
-            if name not in parts or site["type"] != "sample":
-                return None
-            real, loc_scale = parts[name], _location_and_log_scale(site["fn"], shapes[name])
-            log_stretch = jnp.zeros(())
-            if own_centredness is not None and name in scaled_names:
-                assert loc_scale is not None
-                location, log_scale = loc_scale
-                log_stretch = (1.0 - own_centredness[name]) * log_scale
-                real = location + jnp.exp(log_stretch) * (real - own_centredness[name] * location)
-            transform = biject_to(site["fn"].support)
-            value = transform(real)
-            while isinstance(transform, IndependentTransform):
-                transform = transform.base_transform
-            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value) + log_stretch))
-            found[name] = real, loc_scale
-            return value
-
-        trace = run_program(model.program, *_one_row(model), choose=choose)
-        return trace, log_jacobians, found
-
-    def prior_sites(trace: Trace) -> list[Site]:
-        return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
-
-    @traced_once
-    def constrain(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Draws:
-        trace, _, _ = run(flat, *centredness)
-        return {name: trace[name]["value"] for name in shapes}
-
-    @traced_once
-    def log_prior(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Float[Array, " terms"]:
-        trace, log_jacobians, _ = run(flat, *centredness)
-        return jnp.concatenate([*map(log_prob_terms, prior_sites(trace)), *log_jacobians])
-
-    @traced_once
-    def location_and_log_scale(flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
-        _, _, found = run(flat)
-        pairs = [found[name][1] or (jnp.zeros(shapes[name]),) * 2 for name in shapes]
-        locations, log_scales = zip(*pairs, strict=True)
-        return jnp.concatenate([*map(jnp.ravel, locations)]), jnp.concatenate([*map(jnp.ravel, log_scales)])
-
-    @traced_once
-    def to_latents(flat: Float[Array, " K"], centredness: Float[Array, " K"]) -> Float[Array, " K"]:
-        _, _, found = run(flat, centredness)
-        return jnp.concatenate([jnp.ravel(found[name][0]) for name in shapes])
+    sites = _Sites(model, _shapes(model))
+    size = sites.ends[-1]
+    constrain, log_prior = (traced_once(partial(own, sites)) for own in (_constrain, _log_prior))
 
     def finite_log_likelihood(latents: Mapping[str, Array], rows: Interaction) -> Float[Array, " N"]:
         # The normalizing constant of a law that is truncated far out in a tail underflows to 0: such latents would win.
@@ -160,41 +129,108 @@ def unconstrained_space(model: RewardModel) -> Space:
     def log_joint(flat: Float[Array, " K"], data: BufferedRows) -> Float[Array, ""]:
         return jnp.sum(log_prior(flat)) + data.weights @ log_likelihood(constrain(flat), data.rows)
 
-    def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
-        trace = run_program(model.program, *_one_row(model, latents))
-        return jnp.concatenate(
-            [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
-        )
-
-    def ignored_terms(latents: Mapping[str, Array]) -> Float[Array, " terms"]:
-        trace = run_program(model.program, *_one_row(model, latents))
-        terms = {site["name"]: log_prob_terms(site) for site in prior_sites(trace)}
-        found = jnp.concatenate([jnp.zeros_like(own) if name in shapes else own for name, own in terms.items()])
-        num_terms = jax.eval_shape(log_prior, jnp.zeros(total)).shape[0]
-        return jnp.pad(found, (0, num_terms - found.shape[0]))  # no Jacobians: this is a density of constrained latents
-
     def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, "M terms"]]:
         latents = model.sample_prior(key, num_samples)
-        return jax.vmap(unconstrain)(latents), jax.vmap(ignored_terms)(latents)
+        # No Jacobians: the terms that running the program ignores are a density of constrained latents.
+        num_terms = jax.eval_shape(log_prior, jnp.zeros(size)).shape[0]
+        terms = jax.vmap(partial(_ignored_terms, sites))(latents)
+        return jax.vmap(unconstrain)(latents), jnp.pad(terms, ((0, 0), (0, num_terms - terms.shape[1])))
 
-    space = Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
-    if total > _MAX_SIZE:
+    unconstrain = partial(_unconstrain, sites)
+    space = Space(size, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
+    if size > MAX_ENTRIES:
         return space
-    locations = outcome_locations(model, constrain, total)
+    locations = outcome_locations(model, constrain, size)
     space = space._replace(locations=None if locations is None else traced_once(locations))
+    return space._replace(partial_centring=_partial_centring(sites))
+
+
+def _partial_centring(sites: _Sites) -> PartialCentring | None:
+    location_and_log_scale = traced_once(partial(_location_and_log_scale, sites))
     # A scale that is constant makes no funnel.
-    has_latent_scale = np.any(entries_read(lambda flat: location_and_log_scale(flat)[1], total, ()), axis=1)
-    ends = np.cumsum(list(sizes.values()))
-    scaled_names |= {
-        name for name, end in zip(sizes, ends, strict=True) if has_latent_scale[end - sizes[name] : end].any()
-    }
-    if not scaled_names:
-        return space
-    centring = PartialCentring(has_latent_scale, location_and_log_scale, to_latents, constrain, log_prior)
-    return space._replace(partial_centring=centring)
+    has_latent_scale = np.any(entries_read(lambda flat: location_and_log_scale(flat)[1], sites.ends[-1], ()), axis=1)
+    by_site = np.split(has_latent_scale, sites.ends[:-1])
+    scaled = frozenset(name for name, own in zip(sites.shapes, by_site, strict=True) if own.any())
+    if not scaled:
+        return None
+    centred = sites._replace(scaled=scaled)
+    to_latents, constrain, log_prior = (
+        traced_once(partial(own, centred)) for own in (_to_latents, _constrain, _log_prior)
+    )
+    return PartialCentring(has_latent_scale, location_and_log_scale, to_latents, constrain, log_prior)
 
 
-def _location_and_log_scale(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+def _run(
+    sites: _Sites, flat: Float[Array, " K"], centredness: Float[Array, " K"] | None = None
+) -> tuple[Trace, list[Array], dict[str, Any]]:
+    """Run the program at a point; with a centredness, at a point of partially non-centred coordinates.
+
+    Returns:
+        Its trace, log Jacobians, and {site: (unconstrained value, location and log scale)}.
+    """
+    parts, shapes = sites.split(flat), sites.shapes
+    own_centredness = None if centredness is None else sites.split(centredness)
+    log_jacobians, found = [], {}
+
+    def choose(site: Site) -> Array | None:
+        name = site["name"]
+        if name not in parts or site["type"] != "sample":
+            return None
+        real, loc_scale = parts[name], _loc_scale_of(site["fn"], shapes[name])
+        log_stretch = jnp.zeros(())
+        if own_centredness is not None and name in sites.scaled:
+            assert loc_scale is not None
+            location, log_scale = loc_scale
+            log_stretch = (1.0 - own_centredness[name]) * log_scale
+            real = location + jnp.exp(log_stretch) * (real - own_centredness[name] * location)
+        transform = biject_to(site["fn"].support)
+        value = transform(real)
+        while isinstance(transform, IndependentTransform):
+            transform = transform.base_transform
+        log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value) + log_stretch))
+        found[name] = real, loc_scale
+        return value
+
+    trace = run_program(sites.model.program, *_one_row(sites.model), choose=choose)
+    return trace, log_jacobians, found
+
+
+def _constrain(sites: _Sites, flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Draws:
+    trace, _, _ = _run(sites, flat, *centredness)
+    return {name: trace[name]["value"] for name in sites.shapes}
+
+
+def _log_prior(sites: _Sites, flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Float[Array, " terms"]:
+    trace, log_jacobians, _ = _run(sites, flat, *centredness)
+    return jnp.concatenate([*sites.prior_terms(trace).values(), *log_jacobians])
+
+
+def _location_and_log_scale(sites: _Sites, flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+    _, _, found = _run(sites, flat)
+    pairs = [found[name][1] or (jnp.zeros(shape),) * 2 for name, shape in sites.shapes.items()]
+    locations, log_scales = zip(*pairs, strict=True)
+    return jnp.concatenate([*map(jnp.ravel, locations)]), jnp.concatenate([*map(jnp.ravel, log_scales)])
+
+
+def _to_latents(sites: _Sites, flat: Float[Array, " K"], centredness: Float[Array, " K"]) -> Float[Array, " K"]:
+    _, _, found = _run(sites, flat, centredness)
+    return jnp.concatenate([jnp.ravel(found[name][0]) for name in sites.shapes])
+
+
+def _unconstrain(sites: _Sites, latents: Mapping[str, Array]) -> Float[Array, " K"]:
+    trace = run_program(sites.model.program, *_one_row(sites.model, latents))
+    return jnp.concatenate(
+        [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in sites.shapes]
+    )
+
+
+def _ignored_terms(sites: _Sites, latents: Mapping[str, Array]) -> Float[Array, " terms"]:
+    """Return the terms of the prior with 0 for those of the latents."""
+    terms = sites.prior_terms(run_program(sites.model.program, *_one_row(sites.model, latents)))
+    return jnp.concatenate([jnp.zeros_like(own) if name in sites.shapes else own for name, own in terms.items()])
+
+
+def _loc_scale_of(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
     """Return location and log scale of the prior of an unconstrained latent; None for other families."""
     while isinstance(fn, Independent | dist.ExpandedDistribution | MaskedDistribution):
         fn = fn.base_dist

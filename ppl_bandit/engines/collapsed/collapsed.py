@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.checks import CHECKS, Info, make_info
+from ppl_bandit.engines.checks import CHECKS, Info, checks_text, make_info
 from ppl_bandit.engines.collapsed.collapsed_posterior import (
     CollapsedPosterior,
     CollapsedState,
@@ -36,7 +36,7 @@ from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.tempering import (
     MAX_DIMS_AT_ONCE,
-    TemperingResult,
+    PathParticles,
     follow_path,
     max_autocorrelation,
 )
@@ -112,7 +112,7 @@ def collapsed(
         return _sample(posterior, key, state, num_samples)
 
     def component_laws(state: CollapsedState) -> tuple[Any, Posterior]:
-        picks = representative_particles(state.particles, finite_log_weights(state.log_weights))
+        picks = representative_particles(state.particles.positions, finite_log_weights(state.particles.log_weights))
         values, laws, _ = laws_of(posterior, state, picks)
         return values, as_matrices(laws)
 
@@ -141,7 +141,7 @@ def _update(
 ) -> tuple[CollapsedState, Info]:
     """Certify and learn rows, and move the particles if their weights are uneven."""
     model, split, summary, discount = posterior
-    num_particles, dtype = state.particles.shape[0], state.particles.dtype
+    num_particles, dtype = state.particles.positions.shape[0], state.particles.positions.dtype
     has_room = jnp.array(True)
     if summary is None:
         interaction, has_room = rows_that_fit(state.buffer, interaction)
@@ -160,22 +160,14 @@ def _update(
     add_rows = add_to_buffer if summary is None else add_to_sums
     added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
 
-    log_weights = finite_log_weights(added.log_targets - state.log_targets)
+    log_weights = finite_log_weights(added.log_targets - state.particles.log_targets)
     normalized = normalize_weights(log_weights)
     k_hat = notable_k_hat(log_weights, normalized)
     # Particles with a large autocorrelation are moved again with the next row.
     is_correlated = _autocorrelation_beyond_chance(state) > max_autocorrelation()
     is_stale = (normalized.ess < CHECKS["weight_ess"].bound * num_particles) | (k_hat > MAX_K_HAT) | is_correlated
-    start = TemperingResult(
-        state.particles,
-        state.log_targets,
-        state.log_weights,
-        jnp.zeros_like(state.log_evidence),
-        state.squared_error,
-        state.autocorrelation,
-        state.acceptance,
-        state.share_undefined,
-        jnp.zeros_like(state.num_refreshes),
+    start = state.particles._replace(
+        log_ratio=jnp.zeros_like(state.log_evidence), num_stages=jnp.zeros_like(state.num_refreshes)
     )
     budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
     moved = follow_path(key, added.path, added.data, start, are_certified & is_stale, budget)
@@ -187,19 +179,16 @@ def _update(
     k_hat = jnp.where(
         has_moved, 0.0, k_hat
     )  # weights that remain after too few stages fail by their effective sample size
-    after = added.state_after(moved, has_moved)._replace(
-        log_weights=log_weights,
+    after = added.state_after(moved, has_moved)
+    after = after._replace(
+        particles=after.particles._replace(log_weights=log_weights),
         log_mean=log_mean,
         log_evidence=state.log_evidence + moved.log_ratio + log_mean - added.log_mean_before + added.common_change,
-        squared_error=moved.squared_error,
-        autocorrelation=moved.autocorrelation,
-        acceptance=moved.acceptance,
-        share_undefined=moved.share_undefined,
         num_refreshes=state.num_refreshes + has_moved,
     )
     after = _select(are_certified, after, state)
     is_undefined = jnp.isnan(added.log_targets) | (added.log_targets == jnp.inf)
-    is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
+    is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles.positions))
     is_rounded = (roundings_of(posterior, after) > MAX_ROUNDING).astype(dtype)
     checks = {
         "certificate": jnp.max(excess),
@@ -210,7 +199,7 @@ def _update(
         "weight_ess": ess / num_particles,
         "k_hat": k_hat,
         "path_autocorrelation": _autocorrelation_beyond_chance(after),
-        "undefined": jnp.maximum(after.share_undefined, jnp.mean(is_undefined)),
+        "undefined": jnp.maximum(after.particles.share_undefined, jnp.mean(is_undefined)),
     }
     residual = Residual(excess, jnp.ones_like(excess), jnp.zeros_like(excess))
     return after, make_info(
@@ -220,12 +209,12 @@ def _update(
         num_refreshes=after.num_refreshes,
         ess=ess,
         log_evidence=after.log_evidence,
-        log_evidence_error=jnp.sqrt(after.squared_error + variance_of_mean(ess, num_particles)),
+        log_evidence_error=jnp.sqrt(after.particles.squared_error + variance_of_mean(ess, num_particles)),
         residual=residual,
     )
 
 
-def _max_evaluations(added: DataUpdate, start: TemperingResult) -> int | None:
+def _max_evaluations(added: DataUpdate, start: PathParticles) -> int | None:
     """Return how many evaluations of the marginal density the moves of one row may take; None for any number."""
     if start.positions.shape[1] <= MAX_DIMS_AT_ONCE:
         return None
@@ -241,8 +230,8 @@ def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -
 
 def _autocorrelation_beyond_chance(state: CollapsedState) -> Float[Array, ""]:
     """Return the autocorrelation of the last refresh less two standard errors; 0 if there was no refresh."""
-    by_chance = max_autocorrelation(state.particles.shape[0]) - max_autocorrelation()
-    return jnp.where(state.num_refreshes == 0, 0.0, state.autocorrelation - by_chance)
+    by_chance = max_autocorrelation(state.particles.positions.shape[0]) - max_autocorrelation()
+    return jnp.where(state.num_refreshes == 0, 0.0, state.particles.autocorrelation - by_chance)
 
 
 def _share_without_density(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, ""]:
@@ -253,7 +242,7 @@ def _share_without_density(posterior: CollapsedPosterior, state: CollapsedState)
     """
     if posterior.model.terms_beside_draws():  # these may exclude values that the program draws
         return jnp.zeros_like(state.log_evidence)
-    return jnp.where(state.buffer.num_rows == 0, jnp.mean(~jnp.isfinite(state.log_weights)), 0.0)
+    return jnp.where(state.buffer.num_rows == 0, jnp.mean(~jnp.isfinite(state.particles.log_weights)), 0.0)
 
 
 def _fill_padding(rows: Interaction) -> Interaction:
@@ -270,7 +259,7 @@ def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_
     If there are fewer particles than draws, several are drawn from each law.
     """
     key_outer, key_real, key_inner = jr.split(key, 3)
-    log_weights = finite_log_weights(state.log_weights)
+    log_weights = finite_log_weights(state.particles.log_weights)
     layout = posterior.split.layout
     num_laws = min(num_samples, len(log_weights))
     num_each = -(-num_samples // num_laws)
@@ -307,9 +296,7 @@ def _explain(
         f"    largest residual {residual_text(split.evidence)}; every new datum is certified likewise before it is absorbed",
         "approximated": f"{outer} ({split.space.size} dimension{'s' * (split.space.size > 1)}), by particles of the marginal "
         "posterior",
-        "checks": f"effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "
-        f"after a refresh,\n    autocorrelation with the starting positions, at most "
-        f"{max_autocorrelation(num_particles):.2f}; rounding of log\n    densities, at most {MAX_ROUNDING} nats",
+        "checks": checks_text(("weight_ess", "k_hat", "path_autocorrelation", "precision")),
         "not seen": f"a region of {outer} that no particle reached, and modes that together hold less than "
         f"{MAX_UNSEEN_MASS:.0%} of the mass",
         "stored of the data": rows

@@ -18,6 +18,7 @@ from ppl_bandit.engines.collapsed.outer import without
 from ppl_bandit.engines.collapsed.statistics import log_normalizer, no_rows, precision_of
 from ppl_bandit.engines.exact.families.gaussian import padding
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, Posterior, posterior_of
+from ppl_bandit.engines.particles.tempering import PathParticles
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
 from ppl_bandit.numerics.arrow_matrices import as_arrow, as_matrix, solve_and_step
@@ -35,7 +36,9 @@ __all__ = [
     "roundings_of",
 ]
 
-_MAX_CACHED = 1 << 22  # numbers in `outer_statistics` that a state caches; larger ones are computed again
+_MAX_CACHED = (
+    1 << 22
+)  # numbers in `outer_statistics` that a state, and every checkpoint, holds: 34 MB; more are computed again
 
 
 class StatisticsAtOuterValues(NamedTuple):
@@ -59,40 +62,30 @@ class CollapsedState(NamedTuple):
         buffer: the rows, if they must be read again; otherwise without capacity, and only the number of rows counts.
         data_statistics: sums of statistics of the rows; if rows are read again, one sum for each particle, (..., M).
         centre: the point at which densities of the inner sites are expanded.
-        particles: outer sites, unconstrained.
+        particles: outer sites, unconstrained; weighted from the density of which they are a sample to the posterior.
         outer_statistics: statistics of the prior at the particles, cached until these move; None if they are too large.
         roots: of the covariances of dense Gaussian blocks given all data, in place of the precisions in `outer_statistics`;
             None if the blocks are factorized at every step.
-        log_targets: log marginal density of which the particles are an equally weighted sample.
-        log_weights: of the particles, from that density to the posterior.
-        log_mean: log of the mean of these weights.
+        log_mean: log of the mean of their weights.
         log_evidence: log p(data); with a discount, the sum of log predictive densities.
-        squared_error: of the log evidence, at the last refresh.
-        autocorrelation, acceptance, share_undefined: of the last refresh; see `TemperingResult`.
         num_refreshes: refreshes so far.
     """
 
     buffer: Buffer
     data_statistics: Any
     centre: Coordinates
-    particles: Float[Array, "M K"]
+    particles: PathParticles
     outer_statistics: StatisticsAtOuterValues | None
     roots: CovarianceRoots | None
-    log_targets: Float[Array, " M"]
-    log_weights: Float[Array, " M"]
     log_mean: Float[Array, ""]
     log_evidence: Float[Array, ""]
-    squared_error: Float[Array, ""]
-    autocorrelation: Float[Array, ""]
-    acceptance: Float[Array, ""]
-    share_undefined: Float[Array, ""]
     num_refreshes: Int[Array, ""]
 
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
         """Standard error of the log evidence, as if the particles of each refresh were independent and exact."""
-        pending = variance_of_mean(weight_ess(self.log_weights), len(self.log_weights))
-        return jnp.sqrt(self.squared_error + pending)
+        pending = variance_of_mean(weight_ess(self.particles.log_weights), len(self.particles.log_weights))
+        return jnp.sqrt(self.particles.squared_error + pending)
 
 
 class CollapsedPosterior(NamedTuple):
@@ -144,21 +137,21 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     model, split = posterior.model, posterior.split
     centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), split.centre)
     prior = model.sample_prior(key, num_particles)
-    particles = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
+    positions = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
     if posterior.summary is None:
         nothing = no_rows(split.layout, centre)
         data = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
     else:
         data = posterior.summary.empty(centre)
-    outer = posterior.statistics_at(centre, particles)
+    outer = posterior.statistics_at(centre, positions)
     targets = posterior.log_targets(outer, data)
     generated = targets
     extra = model.terms_beside_draws()
     if extra:  # running the program ignores its factors and observed constants: weight the particles by those
         plain = posterior._replace(model=without(model, extra))
-        generated = plain.log_targets(plain.statistics_at(centre, particles), data)
+        generated = plain.log_targets(plain.statistics_at(centre, positions), data)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
-    zero = jnp.zeros((), particles.dtype)
+    zero, none = jnp.zeros((), positions.dtype), jnp.zeros((), int)
     # A density that this precision cannot represent has no weight.
     log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
     is_cached = sum(leaf.size for leaf in jax.tree.leaves(outer)) <= _MAX_CACHED
@@ -167,25 +160,19 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
         empty_buffer(model, capacity if posterior.summary is None else 0),
         data,
         centre,
-        particles,
+        PathParticles(positions, jnp.where(is_finite, generated, 0.0), log_weights, zero, zero, zero, zero, none),
         cached,
         roots,
-        jnp.where(is_finite, generated, 0.0),
-        log_weights,
         normalize_weights(finite_log_weights(log_weights)).log_mean,
         zero,
-        zero,
-        zero,
-        zero + 1.0,
-        zero,
-        jnp.zeros((), int),
+        none,
     )
 
 
 def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState) -> StatisticsAtOuterValues:
     """Return the statistics of the prior at the particles."""
     return (
-        posterior.statistics_at(state.centre, state.particles)
+        posterior.statistics_at(state.centre, state.particles.positions)
         if state.outer_statistics is None
         else state.outer_statistics
     )
@@ -205,7 +192,7 @@ def laws_of(
         Outer values, laws, and draws of the Gaussian blocks less their means.
     """
     layout = posterior.split.layout
-    positions = state.particles[index]
+    positions = state.particles.positions[index]
     values, _ = jax.vmap(posterior.split.space.constrain)(positions)
 
     def at_index(tree: Any) -> Any:
@@ -241,4 +228,4 @@ def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[
     magnitude = (
         jnp.abs(data.constant) if posterior.summary is None else posterior.summary.constant_magnitude(data, outer.at)
     )
-    return jnp.finfo(state.particles.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))
+    return jnp.finfo(state.particles.positions.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))

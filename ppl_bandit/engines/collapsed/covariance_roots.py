@@ -16,15 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.families.posterior import Natural
-from ppl_bandit.engines.particles.conditional_execution import apply_where
-from ppl_bandit.numerics.arrow_matrices import Arrow
+from ppl_bandit.numerics.arrow_matrices import MAX_BATCH_OPERATIONS, MIN_PIVOT, Arrow
+from ppl_bandit.runtime.conditional_execution import apply_where
 
 __all__ = ["CovarianceRoots", "add_rows", "factorize", "gaussian_integral", "precisions_of"]
 
-_MIN_PIVOT = 32.0  # in roundings of the diagonal entry, as in `arrow_matrices.gaussian_integral`
-# Of one LAPACK call; jaxlib would split a larger batch between threads, and two of these can wait for each other for ever
-# (`runtime.cpu_threads`).
-_MAX_BATCH_OPERATIONS = 100_000
 _ROUNDINGS = 1e4  # relative to the largest entry: smaller ones are rounding
 
 
@@ -104,7 +100,7 @@ def _add_term(roots: CovarianceRoots, h: Float[Array, "R S"], c: Float[Array, " 
 
 def _batch_size(linear: Float[Array, "R S ..."]) -> int:
     num_blocks, size = linear.shape[:2]
-    return max(1, _MAX_BATCH_OPERATIONS // (num_blocks * size**3))
+    return max(1, MAX_BATCH_OPERATIONS // (num_blocks * size**3))
 
 
 def _divide_by_root(
@@ -113,7 +109,7 @@ def _divide_by_root(
     """Return inverse(L) columns for the Cholesky factor L of a matrix, and its log determinant."""
     lower = jnp.linalg.cholesky(matrix)
     pivots = jnp.square(jnp.diagonal(lower))
-    is_known = pivots > _MIN_PIVOT * jnp.finfo(pivots.dtype).eps * jnp.diagonal(matrix)
+    is_known = pivots > MIN_PIVOT * jnp.finfo(pivots.dtype).eps * jnp.diagonal(matrix)
     log_det = jnp.sum(jnp.log(jnp.where(is_known, pivots, jnp.nan)))
     return jax.scipy.linalg.solve_triangular(lower, columns, lower=True), log_det
 

@@ -29,7 +29,7 @@ __all__ = ["DataSummary", "WeightedRows", "prior_statistics", "row_statistics", 
 
 _MAX_RANK = 16
 _MAX_ENTRIES = 20_000_000  # statistics that are evaluated when the engine is built
-_MIN_ROWS_PER_ARM = 6
+_MIN_ROWS_PER_ARM = 6  # four of them may be pivots, two test the decomposition
 _ROWS_PER_OUTCOME = 64  # outcomes may mask each other: a pattern that one row in 16 has is missed with probability 3e-4
 _RESOLUTION = 1e-9  # relative to the largest value of a statistic; smaller residuals are rounding
 

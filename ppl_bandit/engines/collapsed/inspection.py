@@ -58,7 +58,6 @@ class Split(NamedTuple):
         values: outer values that were tried, by site, (V, ...) each; the first is that of `prior`.
         box: bounds between which the outer sites range in the proof.
         has_shared_statistics: whether the likelihood of a row depends on no outer site.
-        hidden: outer sites whose own density depends on no inner site.
         evidence: that the inner sites are conjugate.
     """
 
@@ -69,7 +68,6 @@ class Split(NamedTuple):
     values: dict[str, np.ndarray]
     box: dict[str, tuple[float, float]]
     has_shared_statistics: bool
-    hidden: tuple[str, ...]
     evidence: Evidence
 
     def contains(self, values: Mapping[str, Array]) -> Bool[Array, ""]:
@@ -110,7 +108,7 @@ def inspect(
         )
     prior, evidence = examine(view, layout)
     centre = jax.device_get(coordinates_at(layout, prior))
-    split = Split(space, layout, prior, centre, values, box, is_shared, hidden, evidence)
+    split = Split(space, layout, prior, centre, values, box, is_shared, evidence)
     in_prior, in_rows = _measure(model, split, examples)
     if not (excess_of(in_prior) <= 1.0 and excess_of(in_rows) <= 1.0):
         what, residual = ("prior", in_prior) if excess_of(in_prior) > 1.0 else ("likelihood", in_rows)

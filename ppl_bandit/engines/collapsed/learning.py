@@ -27,20 +27,18 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     where_finite,
 )
-from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE
-from ppl_bandit.engines.particles.conditional_execution import (
+from ppl_bandit.engines.exact.update import MAX_NUMBERS, MAX_ROWS_AT_ONCE
+from ppl_bandit.engines.particles.tempering import PathParticles
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
+from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
+from ppl_bandit.runtime.conditional_execution import (
     ConditionalTask,
     apply_where,
     compute_where_needed,
     run_where_needed,
 )
-from ppl_bandit.engines.particles.tempering import TemperingResult
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
-from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
 
 __all__ = ["DataUpdate", "add_to_buffer", "add_to_sums", "certify_and_summarize"]
-
-_MAX_PARTICLE_ROWS = 1 << 21  # particles times rows whose statistics are computed at once
 
 
 class DataUpdate(NamedTuple):
@@ -53,7 +51,7 @@ class DataUpdate(NamedTuple):
         path: (data, positions, fraction) -> log targets between the old data, 0, and the new data, 1; it closes over no traced
             value.
         data: the first argument of `path`.
-        state_after: (tempering result, whether particles moved) -> the new state.
+        state_after: (particles after the path, whether they moved) -> the new state.
     """
 
     log_targets: Float[Array, " M"]
@@ -61,7 +59,7 @@ class DataUpdate(NamedTuple):
     common_change: Float[Array, ""]
     path: Callable[[Any, Array, Array], Array]
     data: Any
-    state_after: Callable[[TemperingResult, Array], CollapsedState]
+    state_after: Callable[[PathParticles, Array], CollapsedState]
 
 
 def certify_and_summarize(
@@ -118,21 +116,21 @@ def add_to_sums(
         here = jax.tree.map(lambda old, new: old + fraction * (new - old), before, after)
         return posterior.log_targets(posterior.statistics_at(centre, positions), here)
 
-    def state_after(moved: TemperingResult, has_moved: Array) -> CollapsedState:
+    def state_after(moved: PathParticles, has_moved: Array) -> CollapsedState:
         recentre = summary.recentre
         new_centre = centre
         if recentre is not None:
             new_centre = compute_where_needed(mean_of, (centre, kept, moved.positions), centre, has_moved)
         shifted = kept if recentre is None else recentre(kept, centre, new_centre)
+        common_constant = summary.common_constant(kept) - summary.common_constant(shifted)
         outer, roots_after = _cached_after(posterior, state, roots, (new_centre, moved.positions, shifted), has_moved)
         return state._replace(
             buffer=state.buffer._replace(num_rows=state.buffer.num_rows + jnp.sum(row_mask(new.rows))),
             data_statistics=shifted,
             centre=new_centre,
-            particles=moved.positions,
+            particles=moved._replace(log_targets=moved.log_targets + common_constant),
             outer_statistics=outer,
             roots=roots_after,
-            log_targets=moved.log_targets + summary.common_constant(kept) - summary.common_constant(shifted),
         )
 
     def mean_of(data: Any) -> Coordinates:
@@ -152,7 +150,7 @@ def add_to_sums(
         log_targets = compute_where_needed(
             lambda data: posterior.log_targets(*data),
             (outer_statistics, kept),
-            state.log_targets + state.log_weights + gained,
+            state.particles.log_targets + state.particles.log_weights + gained,
             ~changes_one_element(fresh),
         )
     else:
@@ -167,7 +165,7 @@ def _log_mean_before(
     if posterior.discount == 1.0:
         return state.log_mean
     return normalize_weights(
-        finite_log_weights(posterior.log_targets(statistics, discounted) - state.log_targets)
+        finite_log_weights(posterior.log_targets(statistics, discounted) - state.particles.log_targets)
     ).log_mean
 
 
@@ -190,7 +188,7 @@ def add_to_buffer(
     old_weights, data = read_buffer(state.buffer, discount).weights, WeightedRows(*read_buffer(buffer, discount)[:2])
     discounted = jax.tree.map(lambda leaf: keep * leaf, state.data_statistics)
     capacity = max(1, buffer.arm.shape[0])
-    batch = max(1, min(state.particles.shape[0], _MAX_PARTICLE_ROWS // capacity))
+    batch = max(1, min(state.particles.positions.shape[0], MAX_NUMBERS // capacity))
 
     def over_particles(function: Callable[[Any], Any], positions: Array) -> Any:
         # As one vector each: `lax.map` cannot batch arrays without elements.
@@ -214,11 +212,11 @@ def add_to_buffer(
 
         return over_particles(target, positions)
 
-    added = over_particles(lambda x: statistics_at(x, new), state.particles)
+    added = over_particles(lambda x: statistics_at(x, new), state.particles.positions)
     added = jax.tree.map(lambda leaf: jnp.where(jnp.any(row_mask(new.rows)), leaf, 0.0), added)
     kept = jax.tree.map(jnp.add, discounted, added)
 
-    def state_after(moved: TemperingResult, has_moved: Array) -> CollapsedState:
+    def state_after(moved: PathParticles, has_moved: Array) -> CollapsedState:
         own = jax.lax.cond(
             has_moved,
             lambda positions: over_particles(lambda x: statistics_at(x, data), positions),
@@ -229,9 +227,8 @@ def add_to_buffer(
         return state._replace(
             buffer=buffer,
             data_statistics=own,
-            particles=moved.positions,
+            particles=moved,
             outer_statistics=outer,
-            log_targets=moved.log_targets,
         )
 
     outer_statistics = statistics_at_particles(posterior, state)

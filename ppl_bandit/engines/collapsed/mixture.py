@@ -24,8 +24,7 @@ from ppl_bandit.types import Marginals
 
 __all__ = ["mixture_of", "representative_particles"]
 
-_NUM_CUTS = 6
-_NUM_COMPONENTS = 2**_NUM_CUTS
+_NUM_COMPONENTS = 64
 _DRAWS_PER_CELL = 16
 _GRID_SIZE = 33  # points of the interval in which a quantile is bracketed
 _NUM_SEARCHES = 3  # each search continues in the bracket of the one before
@@ -105,7 +104,7 @@ def representative_particles(positions: Float[Array, "M K"], log_weights: Float[
         (jnp.arange(_NUM_COMPONENTS * _DRAWS_PER_CELL) + 0.5) / (_NUM_COMPONENTS * _DRAWS_PER_CELL) * cumulative[-1]
     )
     cells = jnp.clip(jnp.searchsorted(cumulative, points), 0, positions.shape[0] - 1)[None]
-    for cut in range(_NUM_CUTS):
+    for cut in range(_NUM_COMPONENTS.bit_length() - 1):
         order = jnp.argsort(positions[cells, cut % num_dims], axis=1)
         cells = jnp.take_along_axis(cells, order, axis=1).reshape(2 ** (cut + 1), -1)
     # A different member of every cell: the middle members would leave out the tails of the outermost cells.

@@ -17,8 +17,6 @@ from ppl_bandit.types import Explanation
 
 __all__ = ["explain_conjugate", "family_name", "residual_text", "site_parameters"]
 
-_NUM_EXAMPLES = 3
-
 
 def site_parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
     """Return each site's posterior parameters, shaped as the site.
@@ -162,6 +160,6 @@ def _example_text(
         rows = np.asarray(added[site.group])[site.span]
         change = tuple((np.round(rows[np.argmax(np.abs(rows).sum(axis=-1))], 10) + 0.0).tolist())
         given = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
-        if any(change) and len(texts) < _NUM_EXAMPLES:
+        if any(change) and len(texts) < 3:
             texts.setdefault(change, f"{given} adds ({', '.join(f'{c:+.4g}' for c in change)})")
     return f"on arm 0, {'; '.join(texts.values())}" if texts else ""

@@ -19,10 +19,10 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import Interaction
 
-__all__ = ["MAX_ROWS_AT_ONCE", "absorb_rows", "learn_in_chunks", "tabulate_rows"]
+__all__ = ["MAX_NUMBERS", "MAX_ROWS_AT_ONCE", "absorb_rows", "learn_in_chunks", "tabulate_rows"]
 
 MAX_ROWS_AT_ONCE = 256  # whose certificates are evaluated together
-_MAX_SECOND_DERIVATIVES = 1 << 20  # held at once
+MAX_NUMBERS = 1 << 20  # second derivatives or statistics of rows, held at once
 
 
 def learn_in_chunks(
@@ -67,7 +67,7 @@ def absorb_rows(
     """
     num_rows = interaction.arm.shape[0]
     num_per_row = max(1, layout.count(REAL) * layout.members.shape[1])
-    chunk_size = max(1, min(num_rows, MAX_ROWS_AT_ONCE, _MAX_SECOND_DERIVATIVES // num_per_row))
+    chunk_size = max(1, min(num_rows, MAX_ROWS_AT_ONCE, MAX_NUMBERS // num_per_row))
     # A sum takes a tenth of the time and doubles what is compiled, which pays for several chunks.
     is_long = num_rows > chunk_size and state.mean.dtype == jnp.float64
     weights, variant = jnp.ones(chunk_size, state.mean.dtype), jnp.zeros((), int)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.exact.certificate.certificate import excess_of
 from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.gaussian import reals_of
+from ppl_bandit.engines.exact.families.gaussian import invert_blocks, reals_of
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
     Natural,
@@ -33,9 +33,15 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.engines.moving.clock import require_moving
 from ppl_bandit.engines.moving.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
 from ppl_bandit.engines.moving.kalman import certify_row, read_row
-from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict, shortest_step
+from ppl_bandit.engines.moving.linear_step import (
+    LinearStep,
+    derive_step,
+    is_linear_step,
+    joint_layout,
+    predict,
+    shortest_step,
+)
 from ppl_bandit.engines.moving.outer_split import FilterSplit, explain_split, split_program
-from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout
 from ppl_bandit.engines.moving.window import Window, empty_window, log_base, move_each
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel

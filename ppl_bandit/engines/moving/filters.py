@@ -25,7 +25,7 @@ from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interacti
 
 __all__ = ["NUM_FILTERS", "FilterParts", "FilterState", "Weighed", "filter_engine"]
 
-NUM_FILTERS = 2
+NUM_FILTERS = 2  # the fewest whose difference shows their error
 _RESAMPLE_SHARE = CHECKS["weight_ess"].bound  # of the effective sample size, below which the filters are resampled
 
 

@@ -33,8 +33,16 @@ from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.update import MAX_ROWS_AT_ONCE, learn_in_chunks
 from ppl_bandit.engines.explanation import explain
 from ppl_bandit.engines.moving.clock import Clock, elapsed_until, first_clock, require_moving, time_text
-from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
-from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, prove_step
+from ppl_bandit.engines.moving.linear_step import (
+    LinearStep,
+    derive_step,
+    is_linear_step,
+    joint_layout,
+    measure_step,
+    predict,
+    prove_step,
+    shortest_step,
+)
 from ppl_bandit.engines.settings import stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once

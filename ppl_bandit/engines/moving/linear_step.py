@@ -1,5 +1,11 @@
-"""A linear Gaussian step, x_2 = F x_1 + b + noise with covariance Q, derived from the density of the program's step."""
+"""A linear Gaussian step, x_2 = F x_1 + b + noise with covariance Q: its proof, and its derivation from the program's step.
 
+The latents of two steps in a row are one program, whose prior is examined. If the joint density of (x_1, x_2) and the density
+of x_1 are Gaussian, then x_2 given x_1 is Gaussian, its mean is affine in x_1 and its covariance is fixed. So the proof and the
+certificate of the exact engine apply as they are.
+"""
+
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -7,15 +13,33 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+from numpyro import handlers
 
-from ppl_bandit.engines.exact.families.gaussian import blocks_of, padding
+from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, invert_blocks, padding
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, latents_at
+from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
+from ppl_bandit.engines.exact.proof.assignment import read_supports
+from ppl_bandit.engines.exact.proof.examination import read_prior
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 
-__all__ = ["LinearStep", "derive_step", "invert_blocks", "predict", "shortest_step"]
+__all__ = [
+    "PREFIX",
+    "LinearStep",
+    "derive_step",
+    "is_linear_step",
+    "joint_layout",
+    "measure_step",
+    "predict",
+    "prove_step",
+    "shortest_step",
+    "two_steps",
+]
+
+PREFIX = "previous"
 
 _TIMES = 10.0 ** np.arange(-15, 16)  # candidates for the shortest step, in any unit of time
 _NEGLIGIBLE = 1e-8  # of the prior's variances; certificates of shorter steps are lost in rounding
@@ -33,6 +57,77 @@ class LinearStep(NamedTuple):
     matrix: Float[Array, "R S S"]
     offset: Float[Array, "R S"]
     noise: Float[Array, "R S S"]
+
+
+def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> RewardModel:
+    """Return the model of two steps in a row: its latents are all those of the first and the moving ones of the second.
+
+    Args:
+        elapsed: time between the steps, which may be traced; None is the program's default.
+    """
+    static = [name for name in model.latent_shapes if name not in model.moving_sites]
+    once = [*model.terms_beside_draws(), *static]
+
+    def program(*rows: Any) -> None:
+        outcomes = model.zero_outcomes(rows[0].shape[0])
+        first = handlers.block(handlers.substitute(model.program, data=outcomes), hide=list(model.outcomes))
+        with handlers.scope(prefix=PREFIX):
+            trace = handlers.trace(first).get_trace(*rows)
+        previous = {name: trace[f"{PREFIX}/{name}"]["value"] for name in model.latent_shapes}
+        fixed = handlers.substitute(model.program, data={name: previous[name] for name in static})
+        keywords = {} if elapsed is None else {"elapsed": elapsed}
+        handlers.block(fixed, hide=once)(*rows, previous=previous, **keywords)
+
+    view = copy.copy(model)
+    view.program = program
+    before = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
+    view.latent_shapes = {**before, **{name: model.latent_shapes[name] for name in model.moving_sites}}
+    view.moving_sites = ()
+    return view
+
+
+def joint_layout(model: RewardModel) -> Layout:
+    """Return the layout of the latents of two steps: all reals in one block.
+
+    Raises:
+        NotConjugate: if a support belongs to no conjugate family.
+    """
+    return read_supports(two_steps(model))
+
+
+def measure_step(model: RewardModel, layout: Layout, elapsed: Array | float | None = None) -> Residual:
+    """Return how far the joint prior of two steps is from Gaussian; runs under `jit`.
+
+    Args:
+        layout: from `joint_layout`.
+    """
+    return read_prior(two_steps(model, elapsed), layout)[1]
+
+
+def prove_step(model: RewardModel, layout: Layout) -> Gap | None:
+    """Return where a step could deviate from a linear Gaussian one between the points of a certificate; None if it cannot.
+
+    Args:
+        layout: from `joint_layout`.
+    """
+    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
+    found: list[Gap | None] = []
+
+    def prove(elapsed: Array | None) -> None:
+        joint = two_steps(model, elapsed)
+        found[:] = [not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)]
+
+    jax.eval_shape(prove, jnp.ones(()) if model.has_clock else None)
+    return found[0]
+
+
+def is_linear_step(model: RewardModel, layout: Layout, elapsed: Array) -> Bool[Array, ""]:
+    """Return whether a step that takes some time is certified linear Gaussian; true for no time, because no step is taken.
+
+    Args:
+        layout: from `joint_layout`.
+    """
+    return is_affine(measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0)))
 
 
 def derive_step(
@@ -111,14 +206,6 @@ def predict(step: LinearStep, posterior: Posterior) -> Posterior:
     later = matrix @ covariance @ jnp.swapaxes(matrix, -1, -2) + noise
     mean = jnp.einsum("rst,rt->rs", matrix, posterior.mean) + offset
     return posterior._replace(mean=mean, precision=invert_blocks(0.5 * (later + jnp.swapaxes(later, -1, -2))))
-
-
-def invert_blocks(matrices: Float[Array, "R S S"]) -> Float[Array, "R S S"]:
-    """Return the inverse of each positive definite block."""
-    if matrices.shape[-1] == 1:
-        return 1.0 / matrices
-    found = jnp.linalg.inv(matrices)
-    return 0.5 * (found + jnp.swapaxes(found, -1, -2))
 
 
 def _matrices(layout: Layout, dense: Float[Array, "D D"]) -> Any:

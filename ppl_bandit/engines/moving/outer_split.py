@@ -22,7 +22,7 @@ from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.explanation import explain
 from ppl_bandit.engines.moving.clock import time_text
-from ppl_bandit.engines.moving.two_steps import PREFIX, two_steps
+from ppl_bandit.engines.moving.linear_step import PREFIX, two_steps
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 

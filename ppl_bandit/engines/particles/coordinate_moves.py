@@ -26,11 +26,10 @@ from ppl_bandit.types import Key
 __all__ = ["EvaluatedParticles", "FunnelShape", "coordinate_moves", "funnel_shape"]
 
 _MOVES_PER_ROUND = 4  # moves between two estimates of the funnel's shape
-# Step sizes as powers of two of the particles' standard deviation.
-_MAX_POWER, _MIN_POWER_ALONE, _MIN_POWER_SCALED = 1.0, -7.0, -1.0
+# Step sizes as powers of two of the particles' standard deviation; those of moves along a funnel from half of it to twice.
+_MAX_POWER, _MIN_POWER_ALONE = 1.0, -7.0
 _MIN_DISTANCE = 1e-4  # smallest distance from the centre that counts, in standard deviations
 _NUM_ERRORS = 4.0  # a slope counts as nonzero beyond this many standard errors
-_MAX_LOG_SCALING = 30.0
 
 
 class EvaluatedParticles(NamedTuple):
@@ -121,11 +120,11 @@ def coordinate_moves(
             by_slope = jnp.sum(funnel.cumulative_probs < uniform[0])
             at_random = jnp.floor(size * uniform[0]).astype(int)
             j = jnp.minimum(jnp.where(is_scaled, by_slope, at_random), size - 1)
-            min_power = jnp.where(is_scaled, _MIN_POWER_SCALED, _MIN_POWER_ALONE)
+            min_power = jnp.where(is_scaled, -_MAX_POWER, _MIN_POWER_ALONE)
             step = sd[j] * jnp.exp2(_MAX_POWER + (min_power - _MAX_POWER) * for_power) * normal
             step = jnp.where(is_evaluation, 0.0, step)
             slopes = jnp.where(is_scaled & ~is_evaluation, funnel.slopes[j], 0.0)
-            log_scaling = jnp.clip(step[:, None] * slopes, -_MAX_LOG_SCALING, _MAX_LOG_SCALING)
+            log_scaling = step[:, None] * slopes
             scaled = now.positions + jnp.expm1(log_scaling) * (now.positions - funnel.centre)
             proposed = scaled + step[:, None] * (jnp.arange(size) == j)
             log_prior, log_likelihood = jax.vmap(target.parts)(proposed)

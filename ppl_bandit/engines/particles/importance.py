@@ -17,6 +17,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.checks import CHECKS
 from ppl_bandit.engines.particles.covariance import log_kernel, log_normalizing_constant, student_t_draws
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import LogDensity, Mode, find_mode
@@ -33,14 +34,15 @@ from ppl_bandit.types import Key
 __all__ = ["PriorProbes", "Proposal", "log_unseen_mass", "num_searches", "propose"]
 
 _NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
-_NUM_PROBE_STARTS = 2  # of the latter, at probes if there are any
-_NUM_REPLACED = 2  # of the random starts, by those that the data suggest
+_NUM_GUIDED = (
+    2  # of the latter, at probes if there are any; as many random starts are replaced by those that the data suggest
+)
 _NUM_KERNELS = 200
-_MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation suffices
+_TOLERANCE = 1e-2  # a mode to a tenth of a standard deviation suffices
 _MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
 _UNIFORM_SHARE = 0.1  # of the proposals at modes, spread evenly over the modes whatever their estimated mass
 _MAX_LOG_RATIO = math.log(20.0)  # log density ratio of particles that the proposals cover
-_MAX_MISSED = 0.02  # posterior mass of particles, and of modes, that they do not cover
+_MAX_MISSED = CHECKS["unseen_mass"].bound  # posterior mass of particles, and of modes, that they do not cover
 _MAX_HELD_OUT = 0.25  # share of the data's starts whose modes are not proposed: they test whether the others suffice
 
 
@@ -93,7 +95,7 @@ class _Mixture(NamedTuple):
 
 def num_searches(num_data_starts: int) -> int:
     """Return the number of modes that `propose` searches."""
-    return _NUM_STARTS + max(num_data_starts - _NUM_REPLACED, 0)
+    return _NUM_STARTS + max(num_data_starts - _NUM_GUIDED, 0)
 
 
 def propose(
@@ -125,9 +127,9 @@ def propose(
     starts = _distant_points(kernels, kernels if probes is None else _likely_probes(probes, offsets[0]))
     num_used = len(starts)
     if data_starts is not None:
-        starts = jnp.concatenate([starts[_NUM_REPLACED:], data_starts])
+        starts = jnp.concatenate([starts[_NUM_GUIDED:], data_starts])
         num_used = len(starts) - int(_MAX_HELD_OUT * len(data_starts))
-    modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
+    modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE))(starts)
     is_same = _same_modes(modes)
     mixture = _mixture(jax.tree.map(lambda leaf: leaf[:num_used], modes), is_same[:num_used, :num_used], kernels, ess)
     proposed = _draw(key_draw, mixture, num_draws, degrees, offsets)
@@ -183,7 +185,7 @@ def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) ->
 
     Args:
         points: in random order.
-        others: the last `_NUM_PROBE_STARTS` points are chosen from these.
+        others: the last `_NUM_GUIDED` points are chosen from these.
     """
     chosen = points[jnp.arange(_NUM_STARTS) % len(points)]
 
@@ -195,7 +197,7 @@ def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) ->
 
         return choose
 
-    first_other = _NUM_STARTS - _NUM_PROBE_STARTS
+    first_other = _NUM_STARTS - _NUM_GUIDED
     chosen = jax.lax.fori_loop(_NUM_STARTS // 2, first_other, choose_from(points), chosen)
     return jax.lax.fori_loop(first_other, _NUM_STARTS, choose_from(others), chosen)
 

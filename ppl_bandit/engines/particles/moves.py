@@ -22,12 +22,14 @@ from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "move", "sound_evidence"]
+__all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "MoveSettings", "move", "sound_evidence"]
 
 MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound
-_TARGET_ACCEPT = 0.8
-_ENOUGH_ESS = 0.5  # effective sample size, as a share of the particles, that needs no further window
-_MAX_WINDOWS = 5
+_TARGET_ACCEPT = 0.8  # as in Stan
+_ENOUGH_ESS = CHECKS[
+    "weight_ess"
+].bound  # effective sample size, as a share of the particles, that needs no further window
+_MAX_WINDOWS = 5  # 4 + 8 + 16 + 32 + 64 transitions
 _MIN_WINDOWS = 2  # windows before a decision that further windows are useless or unnecessary
 _TRAPPED = 0.8  # autocorrelation that should have fallen in a window of twice the length
 _MIN_DECAY = 0.5  # a window of twice the length should reduce the share of divergent transitions to at most this
@@ -38,7 +40,6 @@ class MoveEvidence(NamedTuple):
 
     Attributes:
         checks: of the moves, by their names in `CHECKS`; the effective sample size is that of the starting positions.
-        num_divergences: divergent transitions.
         is_sound: whether the moved particles may be used as draws of the target.
         is_mixed: whether all checks passed, except those of divergences and of the budget.
         num_transitions: of all windows.
@@ -47,7 +48,6 @@ class MoveEvidence(NamedTuple):
     """
 
     checks: dict[str, Float[Array, "*B"]]
-    num_divergences: Int[Array, "*B"]
     is_sound: Bool[Array, "*B"]
     is_mixed: Bool[Array, "*B"]
     num_transitions: Int[Array, "*B"]
@@ -78,6 +78,25 @@ class MoveEvidence(NamedTuple):
     def cost(self) -> Float[Array, "*B"]:
         """Evaluations of the density for each transition, with the coordinate moves that belong to it."""
         return self.num_evaluations / jnp.maximum(self.num_transitions, 1)
+
+
+class MoveSettings(NamedTuple):
+    """How particles move.
+
+    Attributes:
+        kernel: transitions of the particles.
+        first_length: transitions of the first window.
+        first_coordinate_moves: rounds of coordinate moves of the first window.
+        min_narrowing: see `coordinate_moves`; 0 after a window with divergent transitions. Slopes were at least 0.78 for
+            particles that had not reached the end of a funnel, and at most 0.34 in hierarchies without one.
+        max_evaluations: budget of evaluations of the density at every particle; coordinate moves may exceed it.
+    """
+
+    kernel: Kernel = hamiltonian
+    first_length: int = 4
+    first_coordinate_moves: int = 8
+    min_narrowing: Float[Array, ""] | float = 0.5
+    max_evaluations: Float[Array, ""] | float = math.inf
 
 
 class MoveResult(NamedTuple):
@@ -131,7 +150,7 @@ def sound_evidence(dtype: Any) -> MoveEvidence:
     none, yes = jnp.zeros((), int), jnp.array(True)
     best = {"autocorrelation": 0, "drift": 0, "divergences": 0, "acceptance": 1, "unmoved": 0, "ess": 1, "density": 1}
     checks = {name: jnp.asarray(value, dtype) for name, value in {**best, "budget": 1}.items()}
-    return MoveEvidence(checks, none, yes, yes, none, none, none)
+    return MoveEvidence(checks, yes, yes, none, none, none)
 
 
 def move(
@@ -141,11 +160,7 @@ def move(
     ess: Float[Array, ""],
     covariance: Float[Array, "k k"],
     step_size: Float[Array, ""],
-    kernel: Kernel = hamiltonian,
-    first_length: int = 4,
-    first_coordinate_moves: int = 8,
-    min_narrowing: Float[Array, ""] | float = 0.0,
-    max_evaluations: Float[Array, ""] | float = math.inf,
+    settings: MoveSettings,
     previous: MoveEvidence | None = None,
 ) -> MoveResult:
     """Move particles in windows of `first_length` transitions, then twice as many, until the checks pass.
@@ -156,112 +171,136 @@ def move(
         positions: starting positions: draws of the target, repeated in proportion to their weights.
         ess: effective sample size of the starting positions.
         covariance: estimate of the target's covariance.
-        min_narrowing: see `coordinate_moves`; 0 after a window with divergent transitions.
-        max_evaluations: budget of evaluations of the density at every particle; coordinate moves may exceed it.
         previous: evidence of the last moves of these particles. If the budget ended them, the first window is as long as
             the budget allows, and counts as the one after theirs.
     """
     num, dtype = positions.shape[0], positions.dtype
     unmoved = sound_evidence(dtype)._replace(is_sound=jnp.array(False), is_mixed=jnp.array(False))
     unmoved = unmoved._replace(checks=jax.tree.map(jnp.ones_like, unmoved.checks))
-    is_continued, longest = jnp.array(False), first_length * 2 ** (_MAX_WINDOWS - 1)
-    first_window = jnp.asarray(first_length)
+    is_continued, first_window = jnp.array(False), jnp.asarray(settings.first_length)
     if previous is not None:
         is_continued = previous.is_unfinished
-        affordable = jnp.clip(max_evaluations / jnp.maximum(previous.cost, 1.0), first_length, longest).astype(int)
-        first_window = jnp.where(is_continued, affordable, first_length)
+        affordable = settings.max_evaluations / jnp.maximum(previous.cost, 1.0)
+        affordable = jnp.clip(affordable, settings.first_length, _longest_window(settings)).astype(int)
+        first_window = jnp.where(is_continued, affordable, settings.first_length)
         unmoved = unmoved._replace(is_mixed=is_continued & previous.is_mixed, num_unfinished=previous.num_unfinished)
-
-    def next_length(last: _Window) -> Int[Array, ""]:
-        """Return twice the length of the last window, or as many transitions as the rest of the budget allows."""
-        left = (max_evaluations - last.evidence.num_evaluations) / jnp.maximum(last.evidence.cost, 1.0)
-        return jnp.minimum(first_window * 2**last.number, jnp.minimum(left, longest).astype(int))
-
-    def window(before: _Window) -> _Window:
-        prior_covariance = jnp.where(before.number == 0, covariance, 0.0)
-        centre, root = mean_and_root(before.particles.positions, prior_covariance, before.ess)
-        key_coordinates, key_window = jr.split(jr.fold_in(key, before.number))
-        start = standardize(before.particles.positions, centre, root)
-        length = jnp.where(before.number == 0, first_window, next_length(before))
-        left = max_evaluations - before.evidence.num_evaluations
-        run = _run_kernel(key_window, whiten(target, centre, root), kernel, start, before.step_size, length, left)
-
-        divergent_share = (run.num_divergences / (run.num_measured * num)).astype(dtype)
-        is_calm = divergent_share <= CHECKS["divergences"].bound
-        moved = centre + run.positions @ root.T
-        sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
-        particles, num_coordinate_moves, has_coordinate_moves = coordinate_moves(
-            key_coordinates,
-            target,
-            moved,
-            sd,
-            first_coordinate_moves * run.number // first_length,
-            jnp.where(is_calm, min_narrowing, 0.0),
-        )
-        energies = -particles.log_prior - particles.log_likelihood
-        end = standardize(particles.positions, centre, root)
-        autocorrelation, drift = autocorrelation_and_drift(start, end, run.first_energies, energies, before.ess)
-        has_moved = run.has_moved | jnp.any(particles.positions != moved, axis=1)
-        measures = {
-            "autocorrelation": autocorrelation,
-            "drift": drift,
-            "divergences": divergent_share,
-            "acceptance": run.sum_acceptance / run.num_measured,
-            "unmoved": 1.0 - jnp.mean(has_moved.astype(dtype)),
-            "ess": before.ess / num,
-            "density": jnp.all(jnp.isfinite(energies)),
-            "budget": jnp.ones((), dtype),
-        }
-        checks = {name: measure.astype(dtype) for name, measure in measures.items()}
-        is_mixed = all_passed({name: value for name, value in checks.items() if name != "divergences"})
-        # Coordinate moves reach the regions where trajectories diverge: two windows in a row that mixed are enough.
-        is_late = (before.number >= _MIN_WINDOWS) | is_continued
-        is_followed = has_coordinate_moves & before.evidence.is_mixed & is_late
-        is_sound = is_mixed & (is_calm | is_followed)
-        before_share = before.evidence.checks["divergences"]
-        is_diverging = is_mixed & ~is_sound & (divergent_share > _MIN_DECAY * before_share)
-        num_evaluations = before.evidence.num_evaluations + run.num_evaluations + num_coordinate_moves
-        num_transitions = before.evidence.num_transitions + run.number
-        evidence = MoveEvidence(
-            checks,
-            run.num_divergences,
-            is_sound,
-            is_mixed,
-            num_transitions,
-            num_evaluations,
-            before.evidence.num_unfinished,
-        )
-        after = _Window(
-            before.number + 1,
-            particles,
-            run.step_size,
-            1.0 / (autocorrelation**2 / before.ess + (1.0 - autocorrelation**2) / num),
-            before.evidence.autocorrelation,
-            is_diverging,
-            evidence,
-        )
-        budget = jnp.where(is_affordable(after), 1.0, 0.0).astype(dtype)
-        return after._replace(evidence=evidence._replace(checks={**checks, "budget": budget}))
-
-    def is_affordable(last: _Window) -> Bool[Array, ""]:
-        return next_length(last) >= first_length
-
-    def needs_more(last: _Window) -> Bool[Array, ""]:
-        is_done = last.evidence.is_sound & (last.ess >= _ENOUGH_ESS * num)
-        # Twice as many transitions with the same autocorrelation: no trajectory connects the modes.
-        is_trapped = last.evidence.autocorrelation > jnp.maximum(0.9 * last.previous_autocorrelation, _TRAPPED)
-        is_useless = (last.number > _MIN_WINDOWS) & (is_trapped | last.is_diverging)
-        may_continue = (last.number < _MAX_WINDOWS) & is_affordable(last)
-        return (last.number == 0) | (~is_done & ~is_useless & may_continue)
+    plan = _Plan(target, settings, covariance, first_window, is_continued)
 
     unknown = jnp.zeros(num, dtype)
     start = EvaluatedParticles(positions, unknown, unknown)
     one, no = jnp.ones((), dtype), jnp.array(False)
     first = _Window(jnp.zeros((), int), start, step_size, ess.astype(dtype), one, no, unmoved)
-    last = jax.lax.while_loop(needs_more, window, first)
+    last = jax.lax.while_loop(
+        lambda last: _needs_more(plan, last), lambda before: _next_window(key, plan, before), first
+    )
     evidence = last.evidence
     num_unfinished = jnp.where(evidence.is_unfinished, evidence.num_unfinished + 1, 0)
     return MoveResult(*last.particles, last.step_size, evidence._replace(num_unfinished=num_unfinished))
+
+
+class _Plan(NamedTuple):
+    """What all windows have in common.
+
+    Attributes:
+        covariance: estimate of the target's covariance before the first window.
+        first_window: transitions of the first window.
+        is_continued: whether the windows continue moves that ended at their budget.
+    """
+
+    target: LogDensity
+    settings: MoveSettings
+    covariance: Float[Array, "k k"]
+    first_window: Int[Array, ""]
+    is_continued: Bool[Array, ""]
+
+
+def _longest_window(settings: MoveSettings) -> int:
+    return settings.first_length * 2 ** (_MAX_WINDOWS - 1)
+
+
+def _next_length(plan: _Plan, last: _Window) -> Int[Array, ""]:
+    """Return twice the length of the last window, or as many transitions as the rest of the budget allows."""
+    left = plan.settings.max_evaluations - last.evidence.num_evaluations
+    affordable = jnp.minimum(left / jnp.maximum(last.evidence.cost, 1.0), _longest_window(plan.settings)).astype(int)
+    return jnp.minimum(plan.first_window * 2**last.number, affordable)
+
+
+def _is_affordable(plan: _Plan, last: _Window) -> Bool[Array, ""]:
+    return _next_length(plan, last) >= plan.settings.first_length
+
+
+def _needs_more(plan: _Plan, last: _Window) -> Bool[Array, ""]:
+    is_done = last.evidence.is_sound & (last.ess >= _ENOUGH_ESS * len(last.particles.positions))
+    # Twice as many transitions with the same autocorrelation: no trajectory connects the modes.
+    is_trapped = last.evidence.autocorrelation > jnp.maximum(0.9 * last.previous_autocorrelation, _TRAPPED)
+    is_useless = (last.number > _MIN_WINDOWS) & (is_trapped | last.is_diverging)
+    may_continue = (last.number < _MAX_WINDOWS) & _is_affordable(plan, last)
+    return (last.number == 0) | (~is_done & ~is_useless & may_continue)
+
+
+def _next_window(key: Key, plan: _Plan, before: _Window) -> _Window:
+    """Make the transitions and the coordinate moves of a window, and compare the particles with those at its start."""
+    settings = plan.settings
+    num, dtype = before.particles.positions.shape[0], before.particles.positions.dtype
+    prior_covariance = jnp.where(before.number == 0, plan.covariance, 0.0)
+    centre, root = mean_and_root(before.particles.positions, prior_covariance, before.ess)
+    key_coordinates, key_window = jr.split(jr.fold_in(key, before.number))
+    start = standardize(before.particles.positions, centre, root)
+    length = jnp.where(before.number == 0, plan.first_window, _next_length(plan, before))
+    left = settings.max_evaluations - before.evidence.num_evaluations
+    white = whiten(plan.target, centre, root)
+    run = _run_kernel(key_window, white, settings.kernel, start, before.step_size, length, left)
+
+    divergent_share = (run.num_divergences / (run.num_measured * num)).astype(dtype)
+    is_calm = divergent_share <= CHECKS["divergences"].bound
+    moved = centre + run.positions @ root.T
+    particles, num_coordinate_moves, has_coordinate_moves = coordinate_moves(
+        key_coordinates,
+        plan.target,
+        moved,
+        jnp.sqrt(jnp.sum(jnp.square(root), axis=1)),
+        settings.first_coordinate_moves * run.number // settings.first_length,
+        jnp.where(is_calm, settings.min_narrowing, 0.0),
+    )
+    energies = -particles.log_prior - particles.log_likelihood
+    end = standardize(particles.positions, centre, root)
+    autocorrelation, drift = autocorrelation_and_drift(start, end, run.first_energies, energies, before.ess)
+    has_moved = run.has_moved | jnp.any(particles.positions != moved, axis=1)
+    measures = {
+        "autocorrelation": autocorrelation,
+        "drift": drift,
+        "divergences": divergent_share,
+        "acceptance": run.sum_acceptance / run.num_measured,
+        "unmoved": 1.0 - jnp.mean(has_moved.astype(dtype)),
+        "ess": before.ess / num,
+        "density": jnp.all(jnp.isfinite(energies)),
+        "budget": jnp.ones((), dtype),
+    }
+    checks = {name: measure.astype(dtype) for name, measure in measures.items()}
+    is_mixed = all_passed({name: value for name, value in checks.items() if name != "divergences"})
+    # Coordinate moves reach the regions where trajectories diverge: two windows in a row that mixed are enough.
+    is_late = (before.number >= _MIN_WINDOWS) | plan.is_continued
+    is_sound = is_mixed & (is_calm | (has_coordinate_moves & before.evidence.is_mixed & is_late))
+    before_share = before.evidence.checks["divergences"]
+    evidence = MoveEvidence(
+        checks,
+        is_sound,
+        is_mixed,
+        before.evidence.num_transitions + run.number,
+        before.evidence.num_evaluations + run.num_evaluations + num_coordinate_moves,
+        before.evidence.num_unfinished,
+    )
+    after = _Window(
+        before.number + 1,
+        particles,
+        run.step_size,
+        1.0 / (autocorrelation**2 / before.ess + (1.0 - autocorrelation**2) / num),
+        before.evidence.autocorrelation,
+        is_mixed & ~is_sound & (divergent_share > _MIN_DECAY * before_share),
+        evidence,
+    )
+    budget = jnp.where(_is_affordable(plan, after), 1.0, 0.0).astype(dtype)
+    return after._replace(evidence=evidence._replace(checks={**checks, "budget": budget}))
 
 
 def _run_kernel(

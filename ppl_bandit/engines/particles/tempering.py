@@ -19,7 +19,6 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS
-from ppl_bandit.engines.particles.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.engines.particles.covariance import (
     jittered_root,
     log_kernel,
@@ -35,9 +34,10 @@ from ppl_bandit.engines.particles.weights import (
     weight_ess,
 )
 from ppl_bandit.numerics import random_bits
+from ppl_bandit.runtime.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_DIMS_AT_ONCE", "TemperingResult", "follow_path", "max_autocorrelation"]
+__all__ = ["MAX_DIMS_AT_ONCE", "PathParticles", "follow_path", "max_autocorrelation"]
 
 _MIN_MOVES = 8
 _MAX_MOVES = 240  # with 60, one in eight streams of `ridge_regression` had a refresh with a large autocorrelation
@@ -46,24 +46,21 @@ _MIN_ESS_SHARE = 0.25  # effective sample size at the end of a stage, as a share
 MAX_DIMS_AT_ONCE = 12  # dimensions of which a move changes all
 _NUM_MOVED = 4  # coordinates that a move changes if there are more
 _HALF_DEGREES = 3  # 6 degrees of freedom of the Student-t law
-_BISECTIONS = 16
-# Phases of a stage. Phases above `_RESAMPLE` are moves.
-_LOOK_AHEAD, _RESAMPLE = 0, 1
+_BISECTIONS = 16  # a part of the path to 2^-16
 
 
-class TemperingResult(NamedTuple):
+class PathParticles(NamedTuple):
     """Particles on a path of targets.
 
     Attributes:
         positions, log_targets: the particles, and the log density of which they are an equally weighted sample.
         log_weights: of the particles, from that density to the new target; 0 at the end of the path.
-        log_ratio: log ratio of the integrals of that density and of the first target.
-        squared_error: of the log ratio, as if the particles of each stage were independent and exact.
+        log_ratio: log ratio of the integrals of that density and of the first target of the last path.
+        squared_error: of the log ratios of all paths, as if the particles of each stage were independent and exact.
         autocorrelation: largest correlation of a coordinate, or of its squared deviation, over the moves of the last stage.
-        acceptance: acceptance rate of the last stage.
         share_undefined: share of the proposals of the last stage whose density is nan or infinite. They are rejected, so that
             nothing else shows the posterior mass that may be there.
-        num_stages: stages so far; 0 if nothing was moved.
+        num_stages: stages of the last path; 0 if nothing was moved.
     """
 
     positions: Float[Array, "M K"]
@@ -72,7 +69,6 @@ class TemperingResult(NamedTuple):
     log_ratio: Float[Array, ""]
     squared_error: Float[Array, ""]
     autocorrelation: Float[Array, ""]
-    acceptance: Float[Array, ""]
     share_undefined: Float[Array, ""]
     num_stages: Int[Array, ""]
 
@@ -85,7 +81,7 @@ class _Stage(NamedTuple):
         part, next_part: where on the path the stage starts and ends.
         phase: 0 evaluates the end of the path and decides how far to go, 1 resamples, and later ones are moves.
         starts: positions after resampling.
-        sum_accepted, sum_undefined: sums over moves of the shares of accepted proposals, and of those without a density.
+        sum_undefined: sum over moves of the share of proposals without a density.
     """
 
     number: Int[Array, ""]
@@ -93,9 +89,8 @@ class _Stage(NamedTuple):
     next_part: Float[Array, ""]
     phase: Int[Array, ""]
     starts: Float[Array, "M K"]
-    sum_accepted: Float[Array, ""]
     sum_undefined: Float[Array, ""]
-    particles: TemperingResult
+    particles: PathParticles
 
 
 def max_autocorrelation(num_particles: float = math.inf) -> float:
@@ -107,10 +102,10 @@ def follow_path(
     key: Key,
     log_targets: Callable[[Any, Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
     data: Any,
-    start: TemperingResult,
+    start: PathParticles,
     is_needed: Bool[Array, ""],
     max_evaluations: int | None = None,
-) -> TemperingResult:
+) -> PathParticles:
     """Take particles along a path of targets to its end if that is needed, else return them unchanged.
 
     Under `vmap` only the sets of particles that need it are moved, a few sets at a time.
@@ -127,7 +122,7 @@ def follow_path(
 
 def _follow_path(
     log_targets: Callable[[Any, Array, Array], Array], max_evaluations: int | None, task: ConditionalTask
-) -> TemperingResult:
+) -> PathParticles:
     """Run all phases of all stages in one loop, which evaluates the target once: it is large, and compiled once."""
     (key, data), start, is_needed = task
     num_particles, num_dims = start.positions.shape
@@ -135,7 +130,7 @@ def _follow_path(
 
     def is_unfinished(stage: _Stage) -> Bool[Array, ""]:
         # After the last stage the weights to the end of the path are still evaluated once.
-        is_exhausted = (stage.particles.num_stages >= _MAX_STAGES) & (stage.phase > _LOOK_AHEAD)
+        is_exhausted = (stage.particles.num_stages >= _MAX_STAGES) & (stage.phase > 0)
         return is_needed & (stage.part < 1.0) & ~is_exhausted
 
     def body(stage: _Stage) -> _Stage:
@@ -143,11 +138,11 @@ def _follow_path(
         shape = (num_particles + 1, num_dims + _HALF_DEGREES + 1)
         uniform = random_bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, stage.number)
         proposed, log_odds = jax.lax.cond(
-            stage.phase > _RESAMPLE,
+            stage.phase > 1,
             lambda: _propose(uniform[1:, 1:], uniform[0, 1 : num_dims + 1], particles.positions, stage.phase % 2 == 0),
             lambda: (particles.positions, jnp.zeros_like(start.log_weights)),
         )
-        found = log_targets(data, proposed, jnp.where(stage.phase == _LOOK_AHEAD, 1.0, stage.next_part))
+        found = log_targets(data, proposed, jnp.where(stage.phase == 0, 1.0, stage.next_part))
         is_undefined = jnp.isnan(found) | (found == jnp.inf)
         found = jnp.where(is_undefined, -jnp.inf, found)
         is_spent = jnp.array(False) if max_evaluations is None else stage.number >= max_evaluations
@@ -162,7 +157,7 @@ def _follow_path(
         )
         return after._replace(number=stage.number + 1)
 
-    first = _Stage(jnp.zeros((), int), zero, zero, jnp.zeros((), int), start.positions, zero, zero, start)
+    first = _Stage(jnp.zeros((), int), zero, zero, jnp.zeros((), int), start.positions, zero, start)
     return jax.lax.while_loop(is_unfinished, body, first).particles
 
 
@@ -188,7 +183,6 @@ def _resample(stage: _Stage, log_targets: Float[Array, " M"], offset: Float[Arra
     return stage._replace(
         phase=stage.phase + 1,
         starts=positions,
-        sum_accepted=jnp.zeros_like(stage.sum_accepted),
         sum_undefined=jnp.zeros_like(stage.sum_undefined),
         particles=particles._replace(
             positions=positions,
@@ -211,21 +205,18 @@ def _accept(
     """Accept or reject proposals, and end the stage once the autocorrelation with its start is small or the budget spent."""
     particles = stage.particles
     positions = jnp.where(is_accepted[:, None], proposed, particles.positions)
-    sum_accepted, num_moves = stage.sum_accepted + jnp.mean(is_accepted), stage.phase - _RESAMPLE
-    sum_undefined = stage.sum_undefined + jnp.mean(is_undefined)
+    num_moves, sum_undefined = stage.phase - 1, stage.sum_undefined + jnp.mean(is_undefined)
     autocorrelation = coordinate_autocorrelation(stage.starts, positions)
     is_mixed = autocorrelation <= max_autocorrelation(len(log_targets))
     is_done = (num_moves >= _MIN_MOVES) & (is_mixed | is_spent) | (num_moves >= _MAX_MOVES)
     return stage._replace(
         part=jnp.where(is_done, stage.next_part, stage.part),
-        phase=jnp.where(is_done, _LOOK_AHEAD, stage.phase + 1),
-        sum_accepted=sum_accepted,
+        phase=jnp.where(is_done, 0, stage.phase + 1),
         sum_undefined=sum_undefined,
         particles=particles._replace(
             positions=positions,
             log_targets=jnp.where(is_accepted, log_targets, particles.log_targets),
             autocorrelation=jnp.where(is_done, autocorrelation, particles.autocorrelation),
-            acceptance=jnp.where(is_done, sum_accepted / num_moves, particles.acceptance),
             share_undefined=jnp.where(is_done, sum_undefined / num_moves, particles.share_undefined),
             num_stages=particles.num_stages + is_done,
         ),

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, passing_value
-from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
-from ppl_bandit.engines.particles.importance import PriorProbes, log_unseen_mass, num_searches, propose
-from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
+from ppl_bandit.engines.particles.importance import PriorProbes, Proposal, log_unseen_mass, num_searches, propose
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
-from ppl_bandit.engines.particles.moves import MoveEvidence, move, sound_evidence
+from ppl_bandit.engines.particles.moves import MoveEvidence, MoveSettings, move, sound_evidence
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     flatten_log_weights,
@@ -24,10 +22,12 @@ from ppl_bandit.engines.particles.weights import (
     variance_of_mean,
     weight_ess,
 )
+from ppl_bandit.runtime.conditional_execution import apply_where
 from ppl_bandit.types import Key
 
 __all__ = [
     "FEW_LATENTS",
+    "MAX_MISSED_MASS",
     "MAX_UNSEEN_MASS",
     "MIN_ESS_SHARE",
     "MAX_ROUNDING",
@@ -45,9 +45,8 @@ StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Arra
 
 _NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
 MAX_UNSEEN_MASS = CHECKS["unseen_mass"].bound  # of modes that have less than a quarter of their share of particles
-_MAX_UNDEFINED = (
-    0.005  # of the proposals, whose likelihood may be nan or infinite: their region may hold posterior mass
-)
+# Posterior mass of a probe, and share of proposals whose likelihood is nan or infinite, that the particles may miss.
+MAX_MISSED_MASS = 0.005
 MIN_ESS_SHARE = CHECKS["ess"].bound
 MAX_ROUNDING = 0.02  # nats of a log density; see the check of the precision
 
@@ -70,7 +69,7 @@ class WeightedParticles(NamedTuple):
             particles; -inf for the others.
         log_constant, constant_error: log normalising constant of the prior and its squared error; both 0 unless the program
             has factors.
-        num_refreshes, num_moves: how often the particles were renewed, and how often by moves.
+        num_refreshes: how often the particles were renewed.
     """
 
     positions: Float[Array, "*B M k"]
@@ -88,29 +87,19 @@ class WeightedParticles(NamedTuple):
     log_constant: Float[Array, "*B"]
     constant_error: Float[Array, "*B"]
     num_refreshes: Int[Array, "*B"]
-    num_moves: Int[Array, "*B"]
 
 
 class RefreshSettings(NamedTuple):
     """Settings of `refresh_particles`.
 
     Attributes:
-        kernel: transitions of the moves.
-        first_length: transitions of the first window of moves.
-        first_coordinate_moves: rounds of coordinate moves of the first window.
-        min_narrowing: see `coordinate_moves`. Slopes were at least 0.78 for particles that had not reached the end of a
-            funnel, and at most 0.34 in hierarchies without one.
+        moves: of the Markov moves.
         may_accept_proposals: whether accepted importance draws are used without moves.
-        max_evaluations: budget of the moves, see `move`.
         estimates_evidence: whether the log evidence is log p(data), which importance sampling estimates; not with a discount.
     """
 
-    kernel: Kernel = hamiltonian
-    first_length: int = 4
-    first_coordinate_moves: int = 8
-    min_narrowing: float = 0.5
+    moves: MoveSettings = MoveSettings()
     may_accept_proposals: bool = True
-    max_evaluations: Float[Array, ""] | float = math.inf
     estimates_evidence: bool = True
 
 
@@ -127,7 +116,7 @@ def prior_particles(
     """
     num, size = positions.shape
     dtype = positions.dtype
-    zero, no_count = jnp.zeros((), dtype), jnp.zeros((), int)
+    zero = jnp.zeros((), dtype)
     num_modes = num_searches(num_data_starts(size) if has_data_starts else 0)
     return WeightedParticles(
         positions,
@@ -144,8 +133,7 @@ def prior_particles(
         log_unseen_mass=jnp.full(num_modes, -jnp.inf, dtype),
         log_constant=logsumexp(log_weights) - math.log(num),
         constant_error=_relative_variance(log_weights),
-        num_refreshes=no_count,
-        num_moves=no_count,
+        num_refreshes=jnp.zeros((), int),
     )
 
 
@@ -191,77 +179,93 @@ def refresh_particles(
         None if probes is None else probes._replace(positions=standardize(probes.positions, centre, root)),
         data_starts,
     )
-
     is_degenerate = weight_ess(log_weights) < MIN_ESS_SHARE * num
     if probes is not None:
         is_degenerate |= probes.has_unseen_mass
     uses_proposal = (is_degenerate & (proposal.ess >= MIN_ESS_SHARE * num)) | proposal.is_accepted
-    is_finished = proposal.is_accepted if settings.may_accept_proposals else jnp.array(False)
 
     proposed = centre + proposal.positions @ root.T
     old = jnp.full(len(proposed), -jnp.inf, flat.dtype).at[:num].set(flat)
     weights = jnp.where(uses_proposal, finite_log_weights(proposal.log_weights), old)
     index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
-    starts = jnp.where(uses_proposal, proposed[index], particles.positions[jnp.minimum(index, num - 1)])
-
-    log_volume = jnp.sum(jnp.log(jnp.diagonal(root)))
-    log_evidence = logsumexp(proposal.log_weights) - math.log(len(proposed)) + log_volume - particles.log_constant
-    new_error = _relative_variance(proposal.log_weights) + particles.constant_error
-    old_error = particles.squared_error + _relative_variance(particles.log_weights)
-    is_better = (new_error < old_error) & jnp.isfinite(log_evidence) & settings.estimates_evidence
-    renewed = particles._replace(
-        positions=starts,
+    renewed = _with_evidence(particles, proposal, root, settings)._replace(
+        positions=jnp.where(uses_proposal, proposed[index], particles.positions[jnp.minimum(index, num - 1)]),
         log_weights=jnp.zeros_like(particles.log_weights),
         log_prior=proposal.log_prior[index],
         log_likelihood=proposal.log_likelihood[index],
         covariance=root @ root.T,
         variance=jnp.maximum(1.0 / proposal.ess, 1.0 / num),
         evidence=sound_evidence(particles.positions.dtype),
-        log_evidence=jnp.where(is_better, log_evidence, particles.log_evidence),
-        squared_error=jnp.where(is_better, new_error, old_error),
         num_refreshes=particles.num_refreshes + 1,
     )
 
     def move_from_starts(renewed: WeightedParticles) -> WeightedParticles:
+        moves, evidence = settings.moves, particles.evidence
+        # Degenerate particles need coordinate moves most and do not show a funnel yet.
+        moves = moves._replace(min_narrowing=jnp.where(is_degenerate, 0.0, moves.min_narrowing))
+        covariance = jnp.cov(renewed.positions, rowvar=False).reshape(root.shape)
+        covariance = jnp.where(uses_proposal, covariance, root @ root.T)
         variance = jnp.where(uses_proposal, 1.0 / proposal.ess, particles.variance + _relative_variance(flat))
-        covariance = jnp.cov(starts, rowvar=False).reshape(root.shape)
-        moved = move(
-            key_move,
-            target,
-            starts,
-            1.0 / variance,
-            jnp.where(uses_proposal, covariance, root @ root.T),
-            particles.step_size,
-            settings.kernel,
-            settings.first_length,
-            settings.first_coordinate_moves,
-            # Degenerate particles need coordinate moves most and do not show a funnel yet.
-            jnp.where(is_degenerate, 0.0, settings.min_narrowing),
-            settings.max_evaluations,
-            particles.evidence,
-        )
-        # Chains from accepted importance draws need not become independent of them; in a funnel they cannot.
-        is_finite = jnp.all(jnp.isfinite(moved.log_prior + moved.log_likelihood))
-        is_sound_start = proposal.is_accepted & (moved.evidence.drift <= 1.0) & is_finite
-        squared_correlation = moved.evidence.autocorrelation**2
-        return renewed._replace(
-            positions=moved.positions,
-            log_prior=moved.log_prior,
-            log_likelihood=moved.log_likelihood,
-            step_size=moved.step_size,
-            variance=squared_correlation * variance + (1.0 - squared_correlation) / num,
-            evidence=moved.evidence._replace(is_sound=moved.evidence.is_sound | is_sound_start),
-            num_moves=particles.num_moves + 1,
-        )
+        return _move(key_move, target, renewed, moves, covariance, variance, evidence, proposal.is_accepted)
 
+    is_finished = proposal.is_accepted if settings.may_accept_proposals else jnp.array(False)
     end = apply_where(~is_finished, move_from_starts, renewed)
     # Weights and moves leave out where the density is undefined, so that nothing else would show it.
     is_undefined = jnp.isnan(proposal.log_likelihood) | (proposal.log_likelihood == jnp.inf)
     share_undefined = jnp.mean(is_undefined & jnp.isfinite(proposal.log_prior))
     return end._replace(
-        evidence=end.evidence.doubted_where(share_undefined > _MAX_UNDEFINED),
+        evidence=end.evidence.doubted_where(share_undefined > MAX_MISSED_MASS),
         modes=centre + proposal.modes.position @ root.T,
         log_unseen_mass=log_unseen_mass(proposal, standardize(end.positions, centre, root)),
+    )
+
+
+def _with_evidence(
+    particles: WeightedParticles, proposal: Proposal, root: Float[Array, "k k"], settings: RefreshSettings
+) -> WeightedParticles:
+    """Return particles with the better of two estimates of the log evidence: theirs, or that of importance sampling."""
+    log_volume = jnp.sum(jnp.log(jnp.diagonal(root)))
+    num_proposed = len(proposal.log_weights)
+    log_evidence = logsumexp(proposal.log_weights) - math.log(num_proposed) + log_volume - particles.log_constant
+    new_error = _relative_variance(proposal.log_weights) + particles.constant_error
+    old_error = particles.squared_error + _relative_variance(particles.log_weights)
+    is_better = (new_error < old_error) & jnp.isfinite(log_evidence) & settings.estimates_evidence
+    return particles._replace(
+        log_evidence=jnp.where(is_better, log_evidence, particles.log_evidence),
+        squared_error=jnp.where(is_better, new_error, old_error),
+    )
+
+
+def _move(
+    key: Key,
+    target: LogDensity,
+    starts: WeightedParticles,
+    settings: MoveSettings,
+    covariance: Float[Array, "k k"],
+    variance: Float[Array, ""],
+    previous: MoveEvidence,
+    is_accepted: Bool[Array, ""],
+) -> WeightedParticles:
+    """Return particles that moved from starts.
+
+    Args:
+        covariance: estimate of the target's covariance.
+        variance: of the mean of a function with unit variance, over the starts.
+        previous: evidence of the last moves.
+        is_accepted: whether the starts are accepted importance draws.
+    """
+    moved = move(key, target, starts.positions, 1.0 / variance, covariance, starts.step_size, settings, previous)
+    # Chains from accepted importance draws need not become independent of them; in a funnel they cannot.
+    is_finite = jnp.all(jnp.isfinite(moved.log_prior + moved.log_likelihood))
+    is_sound_start = is_accepted & (moved.evidence.drift <= 1.0) & is_finite
+    squared_correlation = moved.evidence.autocorrelation**2
+    return starts._replace(
+        positions=moved.positions,
+        log_prior=moved.log_prior,
+        log_likelihood=moved.log_likelihood,
+        step_size=moved.step_size,
+        variance=squared_correlation * variance + (1.0 - squared_correlation) / len(starts.positions),
+        evidence=moved.evidence._replace(is_sound=moved.evidence.is_sound | is_sound_start),
     )
 
 

@@ -17,7 +17,7 @@ __all__ = [
     "weight_ess",
 ]
 
-_GOLDEN_RATIO = 0.618
+_GOLDEN_RATIO = 0.618  # multiples of it are spread evenly over a circle
 
 
 class NormalizedWeights(NamedTuple):

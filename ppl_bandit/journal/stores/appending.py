@@ -5,7 +5,8 @@ work that it asks for.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ppl_bandit.journal.events import CHECKPOINT, DECIDED, Event
 from ppl_bandit.journal.stores.calls import Request
@@ -13,77 +14,70 @@ from ppl_bandit.journal.stores.personal import split, unit_key
 from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
 from ppl_bandit.journal.stores.tables import digest_of, encode
 
-__all__ = ["MAX_PARAMETERS", "AppendRequest", "Beside", "End", "Execute", "append_requests", "find_keys"]
+__all__ = [
+    "MAX_PARAMETERS",
+    "NEW_KEY",
+    "AppendRequest",
+    "Beside",
+    "Execute",
+    "Result",
+    "append_requests",
+    "find_keys",
+    "rows_in",
+]
 
-Execute = Callable[..., list[tuple]]
+Execute = Callable[..., list[tuple]]  # (statement, parameters, is_many=False) -> rows
+Result = TypeVar("Result")
 Beside = Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]]
 
 MAX_PARAMETERS = 500  # of one statement
 _NEW_PERSONAL = "INSERT INTO ppl_bandit_personal VALUES (?, ?, ?, ?, ?)"
-_NEW_KEY = (
+NEW_KEY = (
     "INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?) ON CONFLICT (experiment, name) DO UPDATE SET value = excluded.value, "
     "owner = excluded.owner, arguments = excluded.arguments"
 )
 _LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1"
 _END = (
-    f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
+    f"SELECT (SELECT position {_LAST}), (SELECT digest {_LAST}), "
     "(SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads WHERE experiment = ?), "
     "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided' AND kind <> 'checkpoint')"
 )
 
 
-class End(NamedTuple):
-    """The end of a stream: its last position and digest, and the position of the last event that a posterior depends on.
-
-    A posterior depends on neither decisions nor checkpoints.
-    """
-
-    position: int
-    digest: str
-    last_learnt: int
-
-
+@dataclass(eq=False)
 class AppendRequest(Request):
     """Events that a thread wants to append; the result is the recorded events.
 
-    Args:
-        after: see `SqlStore.append`.
-        keys: see `SqlStore.append`.
+    Attributes:
+        after, keys: see `SqlStore.append`.
         beside: given the recorded events, returns what the same transaction writes to other tables: statements with rows.
+        is_tried: whether a transaction was begun for it, which may have been committed.
     """
 
-    def __init__(
-        self,
-        experiment: str,
-        events: Sequence[Event],
-        after: int | None,
-        keys: Sequence[Key] = (),
-        beside: Beside | None = None,
-    ):
-        self.experiment, self.events, self.after, self.keys, self.beside = experiment, events, after, keys, beside
-        self.is_tried = False
+    experiment: str
+    events: Sequence[Event]
+    after: int | None = None
+    keys: Sequence[Key] = ()
+    beside: Beside | None = None
+    is_tried: bool = field(default=False, init=False)
 
 
 def append_requests(
-    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool, end: End | None
-) -> tuple[list[list[Event] | Exception], End]:
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+) -> list[list[Event] | Exception]:
     """Append events and return, for each request, the events with their positions, or the reason why they were refused.
 
     Args:
         is_again: whether the transaction may have been committed before.
-        end: of the stream, if it is known.
-
-    Returns:
-        The results, and the end of the stream after them.
 
     Raises:
         JournalError: if events were removed from the end of the stream.
     """
-    if end is None:
-        row = execute(f"SELECT {_END}", [experiment] * 5)[0]
-        end = End(row[0] or 0, row[1] or "", row[4] or 0)
-        _check_head(experiment, end[:2], (row[2] or 0, row[3] or ""))
-    position, digest, last_learnt = end
+    last, last_digest, head, head_digest, learnt = execute(_END, [experiment] * 5)[0]
+    # A posterior depends on neither decisions nor checkpoints: they make no conflict.
+    position, digest, last_learnt = last or 0, last_digest or "", learnt or 0
+    if position < (head or 0) or (position == head and digest != head_digest):
+        raise _damaged_end(experiment, position, head)
     values = find_keys(execute, experiment, requests) if any(request.keys for request in requests) else {}
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
@@ -113,7 +107,7 @@ def append_requests(
                 last_learnt = last_learnt if event.kind in (DECIDED, CHECKPOINT) else position
             if request.keys:
                 values |= {key.name: key.value for key in request.keys}
-                others.setdefault(_NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
+                others.setdefault(NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
             for statement, own in request.beside(recorded) if request.beside is not None else ():
                 others.setdefault(statement, []).extend(own)
             results.append(recorded)
@@ -127,38 +121,42 @@ def append_requests(
         )
     for statement, own in others.items():
         execute(statement, own, True)
-    return results, End(position, digest, last_learnt)
+    return results
 
 
-def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -> None:
-    if last[0] < head[0] or (last[0] == head[0] and last[1] != head[1]):
-        raise JournalError(
-            f"the experiment {experiment!r} had {head[0]} events, and its stream ends at position {last[0]} or differs there: "
-            "events were removed or edited; nothing was recorded: restore the journal from a copy"
-        )
+def _damaged_end(experiment: str, position: int, head: int) -> JournalError:
+    return JournalError(
+        f"the experiment {experiment!r} had {head} events, and its stream ends at position {position} or differs there: "
+        "events were removed or edited; nothing was recorded: restore the journal from a copy"
+    )
 
 
 def _find_recorded(execute: Execute, request: AppendRequest) -> list[Event]:
     """Return the events of a request that was committed before its connection broke, or before its thread was interrupted."""
-    if not request.events:
-        return []
     batches = list({event.batch: None for event in request.events})
-    rows = execute(
-        f"SELECT position FROM ppl_bandit_events WHERE experiment = ? AND batch IN ({', '.join('?' * len(batches))}) "
-        "ORDER BY position",
-        (request.experiment, *batches),
-    )
+    rows = sorted(rows_in(execute, "position", "events", request.experiment, "batch", batches))
     return [event._replace(position=row[0]) for event, row in zip(request.events, rows, strict=False)]
 
 
 def find_keys(execute: Execute, experiment: str, requests: Sequence[AppendRequest]) -> dict[str, str]:
     """Return the values of the keys that the requests record, as they are now."""
     names = sorted({key.name for request in requests for key in request.keys})
-    found: dict[str, str] = {}
-    for start in range(0, len(names), MAX_PARAMETERS):
-        some = names[start : start + MAX_PARAMETERS]
-        statement = (
-            f"SELECT name, value FROM ppl_bandit_keys WHERE experiment = ? AND name IN ({', '.join('?' * len(some))})"
-        )
-        found |= {row[0]: row[1] for row in execute(statement, (experiment, *some))}
-    return found
+    return {row[0]: row[1] for row in rows_in(execute, "name, value", "keys", experiment, "name", names)}
+
+
+def rows_in(
+    execute: Execute, columns: str, table: str, experiment: str, column: str, values: Sequence[Any]
+) -> list[tuple]:
+    """Return the rows of an experiment in which a column has one of some values, in any order.
+
+    Args:
+        columns: to return.
+        table: its name without the prefix.
+    """
+    rows: list[tuple] = []
+    for start in range(0, len(values), MAX_PARAMETERS):
+        some = values[start : start + MAX_PARAMETERS]
+        marks = ", ".join("?" * len(some))
+        statement = f"SELECT {columns} FROM ppl_bandit_{table} WHERE experiment = ? AND {column} IN ({marks})"
+        rows += execute(statement, (experiment, *some))
+    return rows

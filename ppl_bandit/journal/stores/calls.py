@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ppl_bandit.journal.stores.store import JournalTimeout
@@ -80,11 +81,12 @@ def timed_lock(timeout: float) -> Any:
     return threading.RLock() if timeout > _UNLIMITED else _TimedLock()
 
 
+@dataclass(eq=False)
 class Request:
     """What a thread wants; it is done once it has a result or an error."""
 
-    result: Any = None
-    error: Exception | None = None
+    result: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
 
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)

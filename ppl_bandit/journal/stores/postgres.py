@@ -16,11 +16,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.appending import Execute, Result
 from ppl_bandit.journal.stores.calls import call_within, seconds_left
-from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.staged import has_staging
-from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, SharedLock
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
 __all__ = ["PostgresBackend"]
@@ -35,7 +34,7 @@ _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_clie
 
 
 class PostgresBackend:
-    """A PostgreSQL database; see `sql.Backend`.
+    """A PostgreSQL database; `sql` says what a backend does.
 
     Args:
         connection: URL or connection string.
@@ -96,8 +95,7 @@ class PostgresBackend:
 
     blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
 
-    is_private, can_stage = False, True
-    data_version: int | None = None  # the end of a stream is read anew in every transaction
+    can_stage = True
 
     def scrub(self) -> None:
         """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
@@ -180,8 +178,7 @@ class PostgresBackend:
             return work(execute, is_again)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
         for name in locks:
-            kind = "_shared" if isinstance(name, SharedLock) else ""
-            begin.append(f"SELECT pg_advisory_xact_lock{kind}({self._key(connection, name, 1347439682)})")
+            begin.append(f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
         result = work(execute, is_again)
         with (

@@ -1,9 +1,14 @@
 """Event streams in a relational database: the same tables and statements for SQLite and PostgreSQL.
 
-A backend runs a function in a transaction; all differences between the databases are in the backends. Threads that append at
-the same time share one transaction, and so one flush to disk (group commit).
+All differences between the databases are in the backends. `backend.run(work, locks)` runs a function in a transaction, and with
+locks as the only writer of these experiments. It passes to `work` a function (statement, parameters, is_many=False) -> rows,
+and a flag: whether an earlier attempt may have been committed before its connection broke. Statements mark parameters with
+`?`. With `is_many` they run once per row, and may run as late as at the end of the transaction.
+
+Threads that append at the same time share one transaction, and so one flush to disk (group commit).
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -11,23 +16,45 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from ppl_bandit.journal.events import (
     CHECKPOINT,
     DECIDED,
     ERASED,
     IMPORTED,
-    REWARDED,
     DecisionRecord,
     Event,
     fold_decisions,
 )
-from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Beside, End, Execute, append_requests
+from ppl_bandit.journal.stores.appending import (
+    MAX_PARAMETERS,
+    AppendRequest,
+    Beside,
+    Execute,
+    Result,
+    append_requests,
+    rows_in,
+)
 from ppl_bandit.journal.stores.calls import CALL, STALE, GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.personal import Personal, joined
-from ppl_bandit.journal.stores.staged import STAGING_TABLES, has_staging, keys_lock, read_staged, seal_staged
-from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, Key, ReadingEvent
+from ppl_bandit.journal.stores.postgres import PostgresBackend
+from ppl_bandit.journal.stores.sqlite import SqliteBackend
+from ppl_bandit.journal.stores.staged import (
+    STAGING_TABLES,
+    find_staged,
+    has_staging,
+    keys_lock,
+    read_staged,
+    seal_staged,
+    stage_requests,
+)
+from ppl_bandit.journal.stores.store import (
+    DamagedEvent,
+    JournalError,
+    Key,
+    ReadingEvent,
+)
 from ppl_bandit.journal.stores.tables import (
     COLUMNS,
     IS_SETTING,
@@ -38,68 +65,20 @@ from ppl_bandit.journal.stores.tables import (
     event_from_row,
 )
 
-__all__ = ["Backend", "Damage", "Result", "SqlStore", "read_batches"]
+__all__ = ["Backend", "Damage", "SqlStore", "read_batches"]
+
+Backend = SqliteBackend | PostgresBackend
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _NUM_OPENINGS = "SELECT num FROM ppl_bandit_openings WHERE experiment = ?"
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
-_OFTEN = frozenset((DECIDED, REWARDED))
-_MAX_UNWRITTEN = 64  # a step in memory takes 0.1 ms longer with 1
 _PAGE = 10_000  # rows read at once to check the chain
-
-Result = TypeVar("Result")
 
 _PENDING = (
     "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND made.time <= ? "
     "AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
     "later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
 )
-
-
-class Backend(Protocol):
-    """A database connection.
-
-    `run` passes to `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier attempt may
-    have been committed before its connection broke. Statements mark parameters with `?`. With `is_many` they run once per
-    row, and may run as late as at the end of the transaction.
-
-    Attributes:
-        label: for messages: path, or host, port and database.
-        timeout: seconds that a call may take.
-        version: of the journal's tables.
-        read_only: whether nothing can be written.
-        is_private: whether no other store can write.
-        can_stage: whether deciders may record decisions beside the stream.
-        data_version: a number that changes if another connection writes, as of the latest transaction; None if there is none.
-        blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
-    """
-
-    blank_statement: str
-    label: str
-    timeout: float
-    version: int
-    read_only: bool
-    is_private: bool
-    can_stage: bool
-    data_version: int | None
-
-    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
-        """Return the rows that a statement finds."""
-
-    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
-        """Run work in one transaction; with locks, as the only writer of these experiments."""
-
-    def turn(self, experiment: str) -> AbstractContextManager:
-        """See `SqlStore.turn`; it may be without effect."""
-
-    def lead(self, experiment: str) -> AbstractContextManager[Callable[[], bool]]:
-        """Return the context of a function that says whether this process leads an experiment; needs `can_stage`."""
-
-    def scrub(self) -> None:
-        """Remove what the database keeps of personal parts that were blanked."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class Damage(NamedTuple):
@@ -110,17 +89,20 @@ class Damage(NamedTuple):
 
 
 class SqlStore:
-    """Event streams in a database, one per experiment. Threads may share a store."""
+    """Event streams in a database, one per experiment. Threads may share a store.
 
-    def __init__(self, backend: Backend):
+    Args:
+        is_staging: whether decisions are recorded beside the stream (see `staged`), until another process seals them.
+    """
+
+    def __init__(self, backend: Backend, *, is_staging: bool = False):
         self._backend, self.timeout = backend, backend.timeout  # seconds that a call may take
         self._pid = os.getpid()
-        self._ends: dict[str, End] = {}  # of streams, as this store has left them at `_data_version`
-        self._data_version: int | None = None
         self._has_staging = False  # as far as was seen
-        self._unwritten: list[tuple[str, Event, End]] = []  # recorded events of a private store that no table has yet
         self._writing = timed_lock(self.timeout)
-        self._append = GroupedCalls[AppendRequest](self._writing, self._write)
+        self._append = GroupedCalls[AppendRequest](self._writing, functools.partial(self._record, append_requests))
+        stage = functools.partial(self._record, stage_requests)
+        self._stage = GroupedCalls[AppendRequest](self._writing, stage) if is_staging else None
 
     def append(
         self,
@@ -147,18 +129,13 @@ class SqlStore:
             with call_within(self.timeout):
                 return self.append(experiment, events, after, keys, beside)
         request = AppendRequest(experiment, events, after, keys, beside)
-        if not self._backend.is_private:
-            return self._append(request)
-        with self._writing:
-            recorded = [] if keys or beside is not None else self._append_later(experiment, events, after)
-            if not recorded and self._unwritten:
-                self._write_all()
-            return recorded or self._append(request)
+        if self._stage is not None and all(event.kind == DECIDED for event in events):
+            return self._stage(request)
+        return self._append(request)
 
     def settings(self, experiment: str) -> list[Event]:
         """Return the events that set identity, arms, looks and checkpoints."""
-        statement = f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND {IS_SETTING} ORDER BY position"
-        return self._events(experiment, self._query(statement, experiment))
+        return self._select(experiment, f"{IS_SETTING} ORDER BY position")
 
     def read(
         self,
@@ -176,25 +153,26 @@ class SqlStore:
             kinds: only events of these kinds, which exclude decisions.
             whole: whether decisions have a body.
         """
-        if self._backend.is_private:
-            end = self._end(experiment)
-            if end is not None and after >= end.position:
-                return []
-        columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
-        statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
-        parameters: list[Any] = [experiment, after]
+        condition, parameters = "position > ?", list[Any]([after])
         if before is not None:
-            statement += " AND position < ?"
+            condition += " AND position < ?"
             parameters.append(before)
         if kinds:
-            statement += f" AND kind <> 'decided' AND kind IN ({', '.join('?' * len(kinds))})"
+            condition += f" AND kind <> 'decided' AND kind IN ({', '.join('?' * len(kinds))})"
             parameters += kinds
-        statement += " ORDER BY position"
+        condition += " ORDER BY position"
         if limit is not None:
-            statement += " LIMIT ?"
+            condition += " LIMIT ?"
             parameters.append(limit)
-        rows = self._query(statement, *parameters)
+        columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
+        statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND {condition}"
+        rows = self._query(statement, (experiment, *parameters))
         return self._events(experiment, rows) if rows else []
+
+    def _select(self, experiment: str, condition: str, *parameters: Any) -> list[Event]:
+        """Return the events of an experiment for which a condition holds."""
+        statement = f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND {condition}"
+        return self._events(experiment, self._query(statement, (experiment, *parameters)))
 
     def _events(self, experiment: str, rows: Sequence[tuple]) -> list[Event]:
         """Return the events in rows of `COLUMNS`, with their personal parts."""
@@ -211,44 +189,26 @@ class SqlStore:
 
     def _personal(self, experiment: str, positions: Sequence[int]) -> dict[int, Personal]:
         """Return the personal parts of the events at some positions."""
-        found: dict[int, Personal] = {}
-        for start in range(0, len(positions), MAX_PARAMETERS):
-            some = positions[start : start + MAX_PARAMETERS]
-            rows = self._query(
-                "SELECT position, salt, contents FROM ppl_bandit_personal WHERE experiment = ? AND position IN "
-                f"({', '.join('?' * len(some))})",
-                experiment,
-                *some,
-            )
-            found |= {row[0]: Personal(*row[1:]) for row in rows}
-        return found
+        rows = rows_in(self._query, "position, salt, contents", "personal", experiment, "position", positions)
+        return {row[0]: Personal(*row[1:]) for row in rows}
 
     def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
         """Return the keys with some names; unknown ones are left out."""
-        found: dict[str, Key] = {}
-        for start in range(0, len(names), MAX_PARAMETERS):
-            some = names[start : start + MAX_PARAMETERS]
-            statement = (
-                "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ? AND name IN "
-                f"({', '.join('?' * len(some))})"
-            )
-            found |= {row[0]: Key(*row) for row in self._query(statement, experiment, *some)}
-        return found
+        rows = rows_in(self._query, "name, value, owner, arguments", "keys", experiment, "name", names)
+        return {row[0]: Key(*row) for row in rows}
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
         """Return the events with a personal part of a unit, given its key, that was not erased; staged ones are sealed."""
         self.seal(experiment)
-        rows = self._query(
-            f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND position IN "
-            "(SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?) ORDER BY position",
-            experiment,
-            experiment,
-            owner,
-        )
-        return [event for event in self._events(experiment, rows) if ERASED not in event.body]
+        own = "SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
+        events = self._select(experiment, f"position IN ({own}) ORDER BY position", experiment, owner)
+        return [event for event in events if ERASED not in event.body]
 
-    def erase(self, experiment: str, owner: str, events: Sequence[Event], after: int, checkpoint: bytes) -> list[Event]:
-        """Blank the personal parts of a unit, and append events: the last announces a checkpoint, which replaces all others."""
+    def erasure(self, experiment: str, owner: str, checkpoint: bytes) -> Beside:
+        """Return what blanks the personal parts of a unit, given its key, beside events that say so.
+
+        The last of these events announces a checkpoint, which replaces all others. `scrub` has to follow.
+        """
 
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
             return [
@@ -258,10 +218,7 @@ class SqlStore:
                 (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
             ]
 
-        with call_within(self.timeout):
-            recorded = self.append(experiment, events, after, (), beside)
-            self.scrub()
-            return recorded
+        return beside
 
     def scrub(self) -> None:
         """Remove what the database keeps of contents that were blanked."""
@@ -270,36 +227,28 @@ class SqlStore:
 
     def last_position(self, experiment: str) -> int:
         """Return the position of the last event; 0 for an experiment that does not exist."""
-        return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
+        return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", (experiment,))[0][0] or 0
 
-    def find(self, experiment: str, decisions: Sequence[str], *, is_sealed: bool = False) -> dict[str, list[Event]]:
-        """Return all events of some decisions, in order; unknown decisions are left out, those that are staged are sealed.
+    def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
+        """Return all events of some decisions, in order; unknown decisions are left out.
 
-        Args:
-            is_sealed: whether no decision is staged.
+        Staged decisions are sealed; a store that stages finds those that have keys where they are.
         """
         found: dict[str, list[Event]] = defaultdict(list)
-        for _, event, _ in self._unwritten[:]:
-            if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
-                found[str(event.decision)].append(event)
-        if len(found) == len(decisions):
-            return dict(found)
-        found.clear()
-        for start in range(0, len(decisions), MAX_PARAMETERS):
-            some = decisions[start : start + MAX_PARAMETERS]
-            rows = self._query(
-                f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IN "
-                f"({', '.join('?' * len(some))})",
-                experiment,
-                *some,
-            )
+        missing = list(decisions)
+        for is_last in (False, True):
+            rows = rows_in(self._query, COLUMNS, "events", experiment, "decision", missing)
             # With ORDER BY position, or with `decision IS NOT NULL`, SQLite reads the whole index: it is sorted here.
             for event in self._events(experiment, sorted(rows, key=lambda row: row[0])):
                 found[str(event.decision)].append(event)
-        if len(found) < len(decisions) and not is_sealed and self.stages():
-            self.seal(experiment)  # unless another process has done so since they were looked for
+            if is_last or len(found) == len(decisions) or not self.stages():
+                break
             missing = [decision for decision in decisions if decision not in found]
-            found |= self.find(experiment, missing, is_sealed=True)
+            if self._stage is None:
+                self.seal(experiment)
+            else:
+                found |= self._run(lambda execute, is_again: find_staged(execute, experiment, missing))  # noqa: B023
+                missing = [decision for decision in missing if decision not in found]  # sealed meanwhile
         return dict(found)
 
     def first_after(self, experiment: str, until: float, after: int) -> int:
@@ -308,18 +257,19 @@ class SqlStore:
             "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
             "ORDER BY position LIMIT 1"
         )
-        rows = self._query(statement, experiment, after, until)
+        rows = self._query(statement, (experiment, after, until))
         return rows[0][0] if rows else self.last_position(experiment) + 1
 
     def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
         """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
         given = experiment, after, 1e300 if until is None else until
-        return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", *given))
+        return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", given))
 
     def num_pending(self, experiment: str, until: float | None = None) -> int:
         """Return the number of decisions made until a time whose reward is pending."""
-        return int(self._query(f"SELECT COUNT(*) {_PENDING}", experiment, 0, 1e300 if until is None else until)[0][0])
+        given = experiment, 0, 1e300 if until is None else until
+        return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
         """Return every decision beyond a position, or the first so many, and what became of it, oldest first."""
@@ -329,17 +279,13 @@ class SqlStore:
             "SELECT decision FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
             "ORDER BY position LIMIT ?"
         )
-        ids = [row[0] for row in self._query(statement, experiment, after, limit)]
+        ids = [row[0] for row in self._query(statement, (experiment, after, limit))]
         found = self.find(experiment, ids)
         return fold_decisions(experiment, (event for one in ids for event in found[one]))
 
     def newest_decisions(self, experiment: str, limit: int) -> list[Event]:
         """Return the newest decisions, oldest first."""
-        statement = (
-            f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' ORDER BY position DESC"
-        )
-        rows = self._query(f"{statement} LIMIT ?", experiment, limit)
-        return [event_from_row(experiment, row) for row in reversed(rows)]
+        return self._select(experiment, "kind = 'decided' ORDER BY position DESC LIMIT ?", limit)[::-1]
 
     def ping(self) -> None:
         """Begin to write, and commit nothing.
@@ -365,7 +311,7 @@ class SqlStore:
             "WHERE stored.experiment = ? AND stored.position < ? ORDER BY stored.position DESC LIMIT 1"
         )
         before = 1 << 62
-        while rows := self._query(statement, experiment, before):
+        while rows := self._query(statement, (experiment, before)):
             before, contents, body = rows[0]
             yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
 
@@ -393,7 +339,7 @@ class SqlStore:
             "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), (SELECT extract(epoch FROM "
             "clock_timestamp())::float8 - time FROM ppl_bandit_sealers WHERE experiment = ?)"
         )
-        ((position, age),) = self._query(statement, experiment, experiment)
+        ((position, age),) = self._query(statement, (experiment, experiment))
         return position or 0, math.inf if age is None else max(float(age), 0.0)
 
     def say_newest(self, experiment: str, channel: str) -> None:
@@ -401,9 +347,9 @@ class SqlStore:
         self._query(
             "INSERT INTO ppl_bandit_sealers VALUES (?, extract(epoch FROM clock_timestamp())::float8) "
             "ON CONFLICT (experiment) DO UPDATE SET time = excluded.time",
-            experiment,
+            (experiment,),
         )
-        self._query("SELECT pg_notify(?, '')", channel)
+        self._query("SELECT pg_notify(?, '')", (channel,))
 
     def prepare_staging(self) -> None:
         """Create the tables of staged decisions.
@@ -453,7 +399,7 @@ class SqlStore:
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""
         statement = "SELECT COALESCE(SUM(num_decisions), 0) FROM ppl_bandit_staged WHERE experiment = ?"
-        return int(self._query(statement, experiment)[0][0]) if self.stages() else 0
+        return int(self._query(statement, (experiment,))[0][0]) if self.stages() else 0
 
     def stages(self) -> bool:
         """Return whether deciders may have recorded decisions in this database."""
@@ -467,10 +413,10 @@ class SqlStore:
         Args:
             stream: random number stream of the next opening of the copy; None: as here.
         """
-        heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", experiment)
+        heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", (experiment,))
         num_openings = int(stream or 0)
         if stream is None and self._backend.version >= VERSION_WITH_OPENINGS:
-            num_openings = sum(num for (num,) in self._query(_NUM_OPENINGS, experiment))
+            num_openings = sum(num for (num,) in self._query(_NUM_OPENINGS, (experiment,)))
         position = heads[0][1] if heads else 0
 
         def work(execute: Execute, is_again: bool) -> None:
@@ -480,10 +426,10 @@ class SqlStore:
                     "ORDER BY position LIMIT ?"
                 )
                 after = 0
-                while rows := self._query(statement, experiment, after, position, _PAGE):
+                while rows := self._query(statement, (experiment, after, position, _PAGE)):
                     after = rows[-1][1]
                     execute(f"INSERT INTO ppl_bandit_{table} VALUES ({', '.join('?' * len(rows[0]))})", rows, True)
-            keys = self._query("SELECT * FROM ppl_bandit_keys WHERE experiment = ?", experiment)
+            keys = self._query("SELECT * FROM ppl_bandit_keys WHERE experiment = ?", (experiment,))
             execute("INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?)", keys, True)
             execute("INSERT INTO ppl_bandit_heads VALUES (?, ?, ?)", heads, True)
             execute("INSERT INTO ppl_bandit_openings VALUES (?, ?)", [(experiment, num_openings)], True)
@@ -492,23 +438,12 @@ class SqlStore:
 
     def digest_at(self, experiment: str, position: int) -> str:
         """Return the digest of an event; the empty text for position 0, or if there is no such event."""
-        statement = "SELECT digest FROM ppl_bandit_events WHERE experiment = ? AND position = ?"
-        rows = self._query(statement, experiment, position)
-        return str(rows[0][0]) if rows else ""
+        return self._digests(experiment, [position]).get(position, "")
 
     def _digests(self, experiment: str, positions: Sequence[int]) -> dict[int, str]:
         """Return the digests of the events at some positions."""
-        found: dict[int, str] = {}
-        for start in range(0, len(positions), MAX_PARAMETERS):
-            some = positions[start : start + MAX_PARAMETERS]
-            rows = self._query(
-                "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? AND position IN "
-                f"({', '.join('?' * len(some))})",
-                experiment,
-                *some,
-            )
-            found |= {row[0]: row[1] for row in rows}
-        return found
+        rows = rows_in(self._query, "position, digest", "events", experiment, "position", positions)
+        return {row[0]: row[1] for row in rows}
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments."""
@@ -518,7 +453,7 @@ class SqlStore:
         """Return the position and the digest of the last event; (0, "") for an experiment that does not exist."""
         rows = self._query(
             "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1",
-            experiment,
+            (experiment,),
         )
         return (int(rows[0][0]), str(rows[0][1])) if rows else (0, "")
 
@@ -537,7 +472,7 @@ class SqlStore:
             rows = self._query(
                 "SELECT (SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads "
                 "WHERE experiment = ?), (SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?)",
-                *[experiment] * 3,
+                [experiment] * 3,
             )
             at, recorded, last = rows[0]
             if at is None and last is not None:
@@ -623,9 +558,7 @@ class SqlStore:
             rows = self._query(
                 f"SELECT {COLUMNS}, digest FROM ppl_bandit_events WHERE experiment = ? AND position > ? "
                 "ORDER BY position LIMIT ?",
-                experiment,
-                after,
-                _PAGE,
+                (experiment, after, _PAGE),
             )
             yield from rows
             if len(rows) < _PAGE:
@@ -640,50 +573,7 @@ class SqlStore:
         """Close the connection."""
         self._backend.close()
 
-    def _append_later(self, experiment: str, events: Sequence[Event], after: int | None) -> list[Event]:
-        """Append decisions and rewards in memory, which the tables get together; return [] if they have to be written now."""
-        end = self._end(experiment)
-        if end is None or any(event.kind not in _OFTEN for event in events):
-            return []
-        if after is not None and end.last_learnt > after:
-            raise Conflict
-        recorded, kept = list[Event](), list[tuple[str, Event, End]]()
-        for event in events:
-            event = event._replace(position=end.position + 1)
-            last = end.last_learnt if event.kind == DECIDED else event.position
-            end = end._replace(position=event.position, last_learnt=last)
-            recorded.append(event)
-            kept.append((experiment, event, end))
-        self._unwritten.extend(kept)
-        if len(self._unwritten) >= _MAX_UNWRITTEN:
-            self._write_all()
-        return recorded
-
-    def _end(self, experiment: str) -> End | None:
-        """Return the end of a stream, if it is known."""
-        for name, _, end in self._unwritten[-1:]:
-            return end if name == experiment else None
-        return self._ends.get(experiment)
-
-    def _write_all(self) -> None:
-        """Write the events that no table has yet; the caller holds `_writing`."""
-        num, experiment = len(self._unwritten), self._unwritten[0][0]
-        statement = "SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?"
-        written = self._backend.read(statement, (experiment,))[0][0] or 0
-        # Ctrl-C may have ended an earlier call of this after its commit.
-        events = [event for _, event, _ in self._unwritten if event.position > written]
-        request = AppendRequest(experiment, events, None)
-        if events:
-            self._write([request])
-        if request.error is not None:
-            raise request.error
-        del self._unwritten[:num]
-
-    def _query(self, statement: str, *parameters: Any) -> list[tuple]:
-        if self._unwritten:
-            with self._writing:
-                if self._unwritten:
-                    self._write_all()
+    def _query(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
         if os.getpid() != self._pid:
             raise self._forked()
         if -STALE <= (CALL.deadline or -math.inf) - time.monotonic() <= self.timeout:
@@ -707,8 +597,16 @@ class SqlStore:
         with call_within(self.timeout):
             return self._backend.run(work, locks)
 
-    def _write(self, requests: Sequence[AppendRequest]) -> None:
-        """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
+    def _record(
+        self,
+        record: Callable[[Execute, str, Sequence[AppendRequest], bool], list[list[Event] | Exception]],
+        requests: Sequence[AppendRequest],
+    ) -> None:
+        """Record the events of all requests in one transaction; if the database fails, none of them is recorded.
+
+        Args:
+            record: `append_requests` or `stage_requests`.
+        """
         if os.getpid() != self._pid:
             raise self._forked()
         if self._backend.read_only:
@@ -716,34 +614,29 @@ class SqlStore:
         by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
         for request in requests:
             by_experiment[request.experiment].append(request)
-        results: dict[str, list[list[Event] | Exception]] = {}
-        ends, self._ends = self._ends, {}  # if this is interrupted, they are read again
+        found: list[tuple[AppendRequest, list[Event] | Exception]] = []
 
         def work(execute: Execute, is_again: bool) -> None:
-            version = self._backend.data_version
-            if version is None or version != self._data_version:
-                ends.clear()
-            self._data_version = version
+            found.clear()
             for experiment, own in by_experiment.items():
-                known = None if is_again else ends.get(experiment)
-                results[experiment], ends[experiment] = append_requests(execute, experiment, own, is_again, known)
+                found.extend(zip(own, record(execute, experiment, own, is_again), strict=True))
 
+        locks = {keys_lock(request.experiment) for request in requests if request.keys}
+        if record is append_requests:
+            locks |= by_experiment.keys()
         try:
-            keyed = {keys_lock(request.experiment) for request in requests if request.keys}
-            self._backend.run(work, sorted({*by_experiment, *keyed}))
+            self._backend.run(work, sorted(locks))
         except Exception as error:
             for request in requests:
                 request.error = error
             if not isinstance(error, JournalError):
                 raise
             return
-        self._ends = ends
-        for experiment, own in by_experiment.items():
-            for request, result in zip(own, results[experiment], strict=True):
-                if isinstance(result, Exception):
-                    request.error = result
-                else:
-                    request.result = result
+        for request, result in found:
+            if isinstance(result, Exception):
+                request.error = result
+            else:
+                request.result = result
 
 
 def read_batches(

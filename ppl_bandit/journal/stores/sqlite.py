@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.appending import Execute, Result
 from ppl_bandit.journal.stores.calls import CALL, seconds_left, timed_lock
-from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
@@ -29,7 +28,7 @@ _MAX_CHECKED_BYTES = 1 << 22  # a file up to this size is checked completely whe
 
 
 class SqliteBackend:
-    """A SQLite file; see `sql.Backend`.
+    """A SQLite file; `sql` says what a backend does.
 
     Args:
         timeout: seconds that a call may take, also if another process writes.
@@ -55,7 +54,7 @@ class SqliteBackend:
                 self._writer = self._connect()
                 self._prepare(self._writer)
             self._reader = self._connect()
-            self._file = self._identify_file()
+            self._file: tuple[int, ...] | None = self._identify_file()
             if read_only:
                 self._check(self._reader)
         except sqlite3.Error as error:
@@ -65,6 +64,8 @@ class SqliteBackend:
         """Return the rows that a statement finds."""
         with self._reading:
             try:
+                if self._reader.in_transaction:  # it writes too, in memory, and Ctrl-C came before a rollback
+                    self._reader.execute("ROLLBACK")
                 rows = self._reader.execute(statement, parameters).fetchall()
                 if (
                     self._is_immutable and self._identify_file() != self._file
@@ -98,7 +99,6 @@ class SqliteBackend:
                     connection.execute(f"PRAGMA busy_timeout={100 * busy}")
                     self._busy = busy
                 connection.execute("BEGIN IMMEDIATE")
-                (self.data_version,) = connection.execute("PRAGMA data_version").fetchone()
                 result = work(execute, False)
                 connection.execute("COMMIT")
             except BaseException as error:
@@ -112,6 +112,8 @@ class SqliteBackend:
 
     def _refuse_replaced(self) -> None:
         """Raise if the path names another file than the one that is open, or none."""
+        if self._file is None:  # in memory
+            return
         try:
             found = os.stat(self._path)
             is_same = (found.st_dev, found.st_ino) == self._file[:2]
@@ -129,8 +131,7 @@ class SqliteBackend:
         "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND owner = ?"
     )
 
-    is_private = can_stage = False
-    data_version: int | None = 0
+    can_stage = False
 
     def scrub(self) -> None:
         """Move the write-ahead log into the file, and empty it: it holds the pages as they were before."""

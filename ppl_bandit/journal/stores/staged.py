@@ -3,19 +3,26 @@
 A row holds the events of one call, so they stay together. Sealing moves rows into the stream in one transaction under the
 experiment's lock, so that it may be done by any process, at any time, and twice.
 
-The keys of units and requests are written in the transaction that stages their decisions. The table of keys has each name
-once, so of two deciders one is refused, and reads what the other has recorded. Deciders share the lock of the keys, and a
-process that records keys in the stream holds it alone.
+The keys of units and requests are written in the transaction that stages their decisions, under the lock of the experiment's
+keys. So of two deciders one is refused, and reads what the other has recorded.
 """
 
 from collections.abc import Sequence
 
-from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Execute, append_requests, find_keys
+from ppl_bandit.journal.events import DECIDED, Event
+from ppl_bandit.journal.stores.appending import (
+    MAX_PARAMETERS,
+    NEW_KEY,
+    AppendRequest,
+    Execute,
+    append_requests,
+    find_keys,
+    rows_in,
+)
 from ppl_bandit.journal.stores.store import DamagedEvent, KeyTaken
 from ppl_bandit.journal.stores.tables import decode, encode
 
-__all__ = ["STAGING_TABLES", "find_staged", "has_staging", "keys_lock", "read_staged", "seal_staged", "stage"]
+__all__ = ["STAGING_TABLES", "find_staged", "has_staging", "keys_lock", "read_staged", "seal_staged", "stage_requests"]
 
 STAGING_TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_staged (
@@ -39,34 +46,38 @@ def keys_lock(experiment: str) -> str:
     return f"{experiment}\x1fkeys"
 
 
-def stage(execute: Execute, requests: Sequence[AppendRequest], is_again: bool) -> list[AppendRequest]:
-    """Record the decisions of some calls, which have no key in common, and return those that another process has a key of.
+def stage_requests(
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+) -> list[list[Event] | Exception]:
+    """Record the decisions of some calls, and return, for each call, its events, or the reason why they were refused.
 
     Args:
         is_again: whether an earlier attempt may have been committed; its rows may be sealed by now.
-
-    Raises:
-        KeyTaken: if another process was faster just now: the transaction has to be made again.
     """
-    refused: list[AppendRequest] = []
-    if any(request.keys for request in requests):
-        values = find_keys(execute, requests[0].experiment, requests)
-        refused = [r for r in requests if any(values.get(key.name) != key.expected for key in r.keys)]
-        requests = [request for request in requests if request not in refused]
-        _write_keys(execute, requests)
-    calls = [request for request in requests if request.events]
-    if is_again and calls:
-        sealed = _sealed(execute, calls[0].experiment, [request.events for request in calls])
-        calls = [request for request in calls if request.events[0].decision not in sealed]
+    values = find_keys(execute, experiment, requests)
+    results: list[list[Event] | Exception] = []
+    calls: list[AppendRequest] = []
+    for request in requests:
+        if any(values.get(key.name) != key.expected for key in request.keys):
+            results.append(KeyTaken())
+            continue
+        values |= {key.name: key.value for key in request.keys}
+        results.append(list(request.events))
+        calls.append(request)
+    keys = [(experiment, *key[:4]) for request in calls for key in request.keys]
+    if keys:
+        execute(NEW_KEY, keys, True)
+    sealed = _sealed(execute, experiment, [request.events for request in calls]) if is_again else set()
     rows = [
         (
-            request.experiment,
+            experiment,
             request.events[0].batch,
             len(request.events),
             encode({"events": [list(event) for event in request.events]}),
             [event.decision for event in request.events] if request.keys else None,
         )
         for request in calls
+        if request.events and request.events[0].decision not in sealed
     ]
     if rows:
         execute(
@@ -74,30 +85,7 @@ def stage(execute: Execute, requests: Sequence[AppendRequest], is_again: bool) -
             f"{', '.join(['(?, ?, ?, ?, ?)'] * len(rows))} ON CONFLICT (experiment, batch) DO NOTHING",
             [value for row in rows for value in row],
         )
-    return refused
-
-
-def _write_keys(execute: Execute, requests: Sequence[AppendRequest]) -> None:
-    """Write the keys in the order of their names, so that processes do not wait for each other in a circle."""
-    keys = sorted((key for request in requests for key in request.keys), key=lambda key: key.name)
-    new = [(requests[0].experiment, *key[:4]) for key in keys if key.expected is None]
-    for start in range(0, len(new), MAX_PARAMETERS):
-        some = new[start : start + MAX_PARAMETERS]
-        written = execute(
-            f"INSERT INTO ppl_bandit_keys VALUES {', '.join(['(?, ?, ?, ?, ?)'] * len(some))} "
-            "ON CONFLICT (experiment, name) DO NOTHING RETURNING name",
-            [value for row in some for value in row],
-        )
-        if len(written) < len(some):
-            raise KeyTaken
-    for key in (key for key in keys if key.expected is not None):
-        statement = (
-            "UPDATE ppl_bandit_keys SET value = ?, owner = ?, arguments = ? "
-            "WHERE experiment = ? AND name = ? AND value = ? RETURNING name"
-        )
-        given = key.value, key.owner, key.arguments, requests[0].experiment, key.name, key.expected
-        if not execute(statement, given):
-            raise KeyTaken
+    return results
 
 
 def find_staged(execute: Execute, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
@@ -129,7 +117,7 @@ def seal_staged(execute: Execute, experiment: str) -> int:
     sealed = _sealed(execute, experiment, calls)
     events = [event for call in calls if call[0].decision not in sealed for event in call]
     if events:
-        (result,), _ = append_requests(execute, experiment, [AppendRequest(experiment, events, None)], False, None)
+        (result,) = append_requests(execute, experiment, [AppendRequest(experiment, events)], False)
         if isinstance(result, Exception):
             raise result
     statement = "DELETE FROM ppl_bandit_staged WHERE experiment = ? AND batch = ?"
@@ -139,18 +127,15 @@ def seal_staged(execute: Execute, experiment: str) -> int:
 
 def _sealed(execute: Execute, experiment: str, calls: Sequence[Sequence[Event]]) -> set[str]:
     """Return the first decisions of those calls that are in the stream."""
-    ids = [call[0].decision for call in calls]
-    statement = (
-        "SELECT decision FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' "
-        f"AND decision IN ({', '.join('?' * len(ids))})"
-    )
-    return {row[0] for row in execute(statement, (experiment, *ids))}
+    ids = [call[0].decision for call in calls if call]
+    rows = rows_in(execute, "decision, kind", "events", experiment, "decision", ids)
+    return {decision for decision, kind in rows if kind == DECIDED}
 
 
 def _from_text(experiment: str, batch: str, text: str) -> list[Event]:
     try:
         events = [Event._make(fields) for fields in decode(text)["events"]]
-        if not events or any(event.batch != batch or event.kind != "decided" for event in events):
+        if not events or any(event.batch != batch or event.kind != DECIDED for event in events):
             raise ValueError("its events are not the decisions of this call")
         return events
     except (ValueError, TypeError, KeyError) as error:

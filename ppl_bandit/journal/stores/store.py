@@ -10,7 +10,6 @@ __all__ = [
     "Key",
     "KeyTaken",
     "ReadingEvent",
-    "SharedLock",
 ]
 
 _CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
@@ -52,10 +51,6 @@ class Key(NamedTuple):
     owner: str | None
     arguments: str
     expected: str | None = None
-
-
-class SharedLock(str):
-    """The name of a lock that others may hold at the same time, if they hold it as a shared one."""
 
 
 class ReadingEvent(NamedTuple):

@@ -16,7 +16,7 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header, record_identity
-from ppl_bandit.journal.stores.memory import MemoryBackend
+from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
@@ -77,7 +77,7 @@ def read_bandit(path: str | PathLike, context: Any, engine: Any, selector: Any) 
     Raises:
         ValueError: if it is not a saved bandit, or was altered.
     """
-    store = SqlStore(MemoryBackend())
+    store = MemoryStore()
     try:
         with Journal(Path(path), read_only=True) as source:
             names = source.experiments()

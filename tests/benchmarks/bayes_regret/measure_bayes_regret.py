@@ -1,7 +1,7 @@
 """Compute the Bayes regret of selection rules and of the optimum, and draw the figure of docs/beyond-the-paper.md.
 
 Run it with `python tests/benchmarks/bayes_regret/measure_bayes_regret.py docs/beyond`: about eight minutes on one core, without
-any simulation. With `--check N` it also simulates N worlds with the library's own selectors.
+any simulation.
 """
 
 import argparse
@@ -41,17 +41,11 @@ def compute(rules, horizons):
 
 def simulated(num_arms, horizon, num_worlds):
     """Return {rule: (Bayes regret, standard error)} of the library's selectors, in worlds drawn from the prior."""
-    import numpyro
-    import numpyro.distributions as dist
-
     from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+    from ppl_bandit.paper.settings import bernoulli_program
+    from ppl_bandit.simulation.scores import score_selectors
 
-    def conversion(arm):
-        with numpyro.plate("arms", num_arms):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    model = RewardModel(conversion, num_arms)
+    model = RewardModel(bernoulli_program(num_arms), num_arms)
     rules = {
         "optimistic Gittins": selectors.optimistic_gittins(horizon, patience=2.0, learning=1.0),
         "Bayes-UCB": selectors.bayes_ucb(),
@@ -62,10 +56,7 @@ def simulated(num_arms, horizon, num_worlds):
         0, model, engines.conjugate, rules, Environment.from_prior(model),
         num_steps=horizon, num_realizations=num_worlds, summary=True,
     )  # fmt: skip
-    final = runs.final_regret
-    error = final.std("realization", ddof=1) / num_worlds**0.5
-    means = final.astype(float).mean("realization")
-    return {name: (float(means.sel(selector=name)), float(error.sel(selector=name))) for name in rules}
+    return {score.selector: (score.mean, score.error) for score in score_selectors(runs)}
 
 
 def draw(found, path):
@@ -111,7 +102,6 @@ def main():
     """Compute, write and draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--check", type=int, metavar="WORLDS", help="simulate so many worlds at 100 decisions as well")
     parser.add_argument("--draw", action="store_true", help="draw the results of an earlier run")
     arguments = parser.parse_args()
     path = arguments.out / "bayes_regret.json"
@@ -123,11 +113,6 @@ def main():
         for num, rules in read.items()
     }
     draw(found, arguments.out / "bayes_regret.png")
-    if arguments.check:
-        for name, (mean, error) in simulated(2, 100, arguments.check).items():
-            print(
-                f"simulated, 2 arms, 100 decisions, {name:<18} {mean:.4f} +- {error:.4f}; induction {found[2][name][100]:.4f}"
-            )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_particles_follow_one_outlier_far_beyond_the_prior(learn):
     rewards = np.full(12, 2.0)
     rewards[-1] = 3000.0
     state, info = learn(rewards)
-    noise = np.exp(np.asarray(state.particles[:, 0]))
+    noise = np.exp(np.asarray(state.particles.positions[:, 0]))
     grid = np.linspace(30.0, 90.0, 20_001)
     log_density = -0.5 * grid**2
     for own in (rewards[ARMS == 0], rewards[ARMS == 1]):

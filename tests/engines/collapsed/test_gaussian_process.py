@@ -77,7 +77,8 @@ def compiled_learning():
     def learn(num_lost, rows):
         state = engine.init(jr.key(0))
         is_lost = jnp.arange(NUM_DRAWS) < num_lost
-        state = state._replace(log_weights=jnp.where(is_lost, -jnp.inf, state.log_weights))
+        weights = jnp.where(is_lost, -jnp.inf, state.particles.log_weights)
+        state = state._replace(particles=state.particles._replace(log_weights=weights))
         state, info = engine.update(jr.key(1), state, rows)
         return info, engine.sample(jr.key(2), state, NUM_DRAWS)["values"]
 

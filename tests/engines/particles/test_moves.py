@@ -9,7 +9,7 @@ import pytest
 from ppl_bandit.engines.checks import describe_failures
 from ppl_bandit.engines.particles.kernels import Transition, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, move, sound_evidence
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, MoveSettings, move, sound_evidence
 
 
 def density_of(log_density):
@@ -35,9 +35,8 @@ TWO_MODES = density_of(
 def compiled_moves(target, starts, kernel=hamiltonian, step_size=0.5):
     """Move by the kernel alone, given a key: coordinate moves would compensate for a kernel that does not move."""
     ess, unit = jnp.asarray(1.0 * len(starts)), jnp.eye(starts.shape[1])
-    return jax.jit(
-        lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel, first_coordinate_moves=0)
-    )
+    settings = MoveSettings(kernel, first_coordinate_moves=0)
+    return jax.jit(lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), settings))
 
 
 def moved(*arguments, **options):
@@ -124,11 +123,12 @@ def test_moves_that_end_at_their_budget_are_flagged_and_continue_with_one_long_w
         return Transition(after, energies, 0.8 * ones, ones < 0, jnp.ones((), int))
 
     starts = jr.normal(jr.key(0), (1000, 3))
-    arguments = jnp.asarray(1000.0), jnp.eye(3), jnp.array(0.5), slow, 4, 0, 0.0
+    settings = MoveSettings(slow, first_coordinate_moves=0)
 
     @jax.jit
     def run(key, positions, budget, previous):
-        return move(key, GAUSSIAN, positions, *arguments, budget, previous)
+        given = jnp.asarray(1000.0), jnp.eye(3), jnp.array(0.5), settings._replace(max_evaluations=budget)
+        return move(key, GAUSSIAN, positions, *given, previous)
 
     none = sound_evidence(starts.dtype)
     free = run(jr.key(1), starts, jnp.inf, none).evidence

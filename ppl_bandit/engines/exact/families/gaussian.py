@@ -20,6 +20,7 @@ from ppl_bandit.numerics.arrow_matrices import Arrow
 __all__ = [
     "blocks_of",
     "by_block",
+    "invert_blocks",
     "log_determinant",
     "padding",
     "reals_of",
@@ -96,6 +97,30 @@ def solve_blocks(precision: Any, rhs: Float[Array, "R S"]) -> Float[Array, "R S"
         return rhs / precision[..., 0]
     factor = jnp.linalg.cholesky(precision)
     return jax.scipy.linalg.cho_solve((factor, True), rhs[..., None])[..., 0]
+
+
+def invert_blocks(matrices: Float[Array, "*batch R S S"]) -> Float[Array, "*batch R S S"]:
+    """Return the inverse of each positive definite block."""
+    size = matrices.shape[-1]
+    if size == 1:
+        return 1.0 / matrices
+    found = _invert_small(matrices) if size <= arrow_matrices.MAX_UNROLLED else jnp.linalg.inv(matrices)
+    return 0.5 * (found + jnp.swapaxes(found, -1, -2))
+
+
+def _invert_small(matrices: Float[Array, "*batch S S"]) -> Float[Array, "*batch S S"]:
+    """Return what `jnp.linalg.inv` returns, without its loop over the pivots on a CPU."""
+    size = matrices.shape[-1]
+    lu, pivots, _ = jax.lax.linalg.lu(matrices)
+    place = np.arange(size, dtype=np.int32)
+    permutation = jnp.broadcast_to(place, pivots.shape)
+    for step in range(size):
+        here, other = permutation[..., step : step + 1], pivots[..., step : step + 1]
+        there = jnp.sum(jnp.where(place == other, permutation, 0), axis=-1, keepdims=True, dtype=np.int32)
+        permutation = jnp.where(place == step, there, jnp.where(place == other, here, permutation))
+    rows = (permutation[..., None] == place).astype(matrices.dtype)
+    half = jax.lax.linalg.triangular_solve(lu, rows, left_side=True, lower=True, unit_diagonal=True)
+    return jax.lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
 
 
 def log_determinant(precision: Float[Array, "R S S"]) -> Float[Array, ""]:

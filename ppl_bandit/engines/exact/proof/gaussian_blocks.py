@@ -14,14 +14,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
-from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
+from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, connected_components, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob, log_prob_terms
 
 __all__ = ["in_blocks", "split_gaussian_blocks"]
 
 _MAX_LEAF = 8  # reals of one leaf of an arrow
-_MAX_REALS = 2000  # more reals would make the dependence table too large
 
 
 def split_gaussian_blocks(model: RewardModel, layout: Layout, *, around_cores: bool = False) -> Layout:
@@ -31,7 +30,7 @@ def split_gaussian_blocks(model: RewardModel, layout: Layout, *, around_cores: b
         around_cores: whether to look in each block for an arrow structure: a core (the common mean of a hierarchy) without
             which the block falls into small independent leaves (the arms).
     """
-    if layout.members.shape[1] <= 1 or layout.count(REAL) > _MAX_REALS:
+    if layout.members.shape[1] <= 1 or layout.count(REAL) > MAX_ENTRIES:
         return layout
     groups = _terms_of_reals(model, layout)
     if model.moving_sites:

@@ -20,7 +20,7 @@ from ppl_bandit.types import Interaction
 
 __all__ = ["OutcomeLocations", "outcome_locations"]
 
-_MAX_LOCATIONS = 8
+_MAX_LOCATIONS = 8  # of one outcome: as many starts as `importance` searches from
 
 
 class OutcomeLocations(NamedTuple):

@@ -1,1 +1,0 @@
-"""Starting points of the search for modes that the observed outcomes suggest."""
