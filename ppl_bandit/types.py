@@ -219,9 +219,8 @@ class Capabilities(NamedTuple):
         quick_update: (key, state, interaction) -> (state, info, is_complete). A small program that equals `update` for one
             row unless particles must be renewed; is_complete is then False and the caller runs `update` instead.
         advance: (key, state, context) -> the state predicted to the time of a decision, for programs whose latents move.
-        tabulate_rows: rows -> ((state, weights (N,), number of rows) -> state), which adds each row as often as its
-            weight says, without certificates; None where a row is not conjugate. For simulated data that come as counts
-            of a few kinds of rows. Weights may be any numbers.
+        add_rows: (state, interaction) -> (state, whether all rows could be read), an update without certificates for rows
+            that the program itself has simulated.
         record_readings: state -> None. After it, tracing `quick_update` and then `update` of one row does not run the NumPyro
             program for `update`. The live bandit then traces that in a background thread.
         log_evidence: state -> (log p(rows learnt), its standard error, 0 if it is exact). With a discount it is the sum of the
@@ -234,7 +233,7 @@ class Capabilities(NamedTuple):
     infinite_means: Callable[[State, Any], Any] | None = None
     quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
     advance: Callable[[Key, State, Any], State] | None = None
-    tabulate_rows: Callable[[Interaction], Callable[[State, Any, Any], State] | None] | None = None
+    add_rows: Callable[[State, Interaction], tuple[State, Any]] | None = None
     record_readings: Callable[[State], None] | None = None
     log_evidence: Callable[[State], tuple[float, float]] | None = None
 

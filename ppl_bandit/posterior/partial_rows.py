@@ -71,7 +71,7 @@ def counting_engine(model: RewardModel, factory: Callable[[RewardModel], Engine]
         return lambda state, context: read(state, counting_context(model, context, everything))
 
     readings = {"marginals": at_decision(own.marginals), "infinite_means": at_decision(own.infinite_means)}
-    return engine._replace(capabilities=own._replace(tabulate_rows=None, **readings))
+    return engine._replace(capabilities=own._replace(add_rows=None, **readings))
 
 
 def why_not_in_part(task: Task, engine: Engine) -> str:

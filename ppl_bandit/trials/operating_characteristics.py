@@ -132,9 +132,8 @@ def operating_characteristics(
     After Ctrl-C, or if the executor is lost, it returns the finished trials: the scenarios in turn, the last one with fewer.
 
     All scenarios use the same random numbers for trial i, so that their differences have small errors. The posterior and
-    the verdict of every look are computed as in the live bandit. Where the program is conjugate and has no context, a block of
-    rows between looks costs one update; otherwise its rows are drawn and the engine learns from them, which takes 100 to 10,000
-    times as long: begin with `num_trials=100`.
+    the verdict of every look are computed as in the live bandit. Where the program is conjugate, a block of rows between looks
+    is one update without certificates; other engines take 100 to 10,000 times as long: begin with `num_trials=100`.
 
     Args:
         model: the reward program.

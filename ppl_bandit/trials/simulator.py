@@ -21,7 +21,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import Study, check_executor, prepare
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
-from ppl_bandit.trials.setting import Setting, simulated_setting
+from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
@@ -77,7 +77,7 @@ class TrialSimulator:
             check_units(design, lambda: run_once(draw_prior))
             built = as_engine(model, engine)
             first = NO_ARM if control is None else control
-            self.setting = simulated_setting(model, built, design, first, num_samples)
+            self.setting = Setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
         self._runs: dict[Any, Callable[..., Iterator[TrialRecord]]] = {}
 

@@ -104,7 +104,7 @@ def run_trial(
     world = environment.world(key_world)
     design = setting.design
     key_delays, key_steps = jr.split(key_run)
-    is_block, engine = _is_fixed(design), setting.engine
+    is_block, engine = _is_fixed(design), setting.learner
     steps = _steps(key_delays, design)
     state = initial_state(key_init, engine, design.last_rows)
     lag: Any = design.lag

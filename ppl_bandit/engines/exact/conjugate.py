@@ -20,7 +20,7 @@ from ppl_bandit.engines.exact.families.posterior import Posterior, log_mass
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove
-from ppl_bandit.engines.exact.update import absorb_rows, tabulate_rows
+from ppl_bandit.engines.exact.update import absorb_rows, add_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -79,7 +79,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             parameters=parameters,
             marginals=marginals_of(model, layout),
             infinite_means=infinite_means,
-            tabulate_rows=functools.partial(tabulate_rows, model, layout, prior) if discount == 1.0 else None,
+            add_rows=functools.partial(add_rows, model, layout) if discount == 1.0 else None,
             log_evidence=log_evidence,
         ),
     )

@@ -1,25 +1,22 @@
-"""The conjugate update: add the natural parameters of rows to the posterior, certified ones once, simulated ones many times."""
+"""The conjugate update: add the natural parameters of rows to the posterior, certified, or as they are for simulated rows."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool
 
 from ppl_bandit.engines.checks import Info, make_info
 from ppl_bandit.engines.exact.certificate.certificate import excess_of, is_affine, worst_of
 from ppl_bandit.engines.exact.certificate.chunks import Absorb, ChunkEvidence, join_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.rows import read_rows
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
-from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, relative_to
+from ppl_bandit.engines.exact.families.posterior import Posterior, absorb, coordinates_at
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import run_once
-from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import Interaction
 
-__all__ = ["MAX_NUMBERS", "MAX_ROWS_AT_ONCE", "absorb_rows", "learn_in_chunks", "tabulate_rows"]
+__all__ = ["MAX_NUMBERS", "MAX_ROWS_AT_ONCE", "absorb_rows", "add_rows", "learn_in_chunks"]
 
 MAX_ROWS_AT_ONCE = 256  # whose certificates are evaluated together
 MAX_NUMBERS = 1 << 20  # second derivatives or statistics of rows, held at once
@@ -78,35 +75,19 @@ def absorb_rows(
     return learn_in_chunks(learn_chunk, state, interaction, chunk_size)
 
 
-def tabulate_rows(
-    model: RewardModel, layout: Layout, prior: Posterior, rows: Interaction
-) -> Callable[[Posterior, Float[Array, " N"], Int[Array, ""]], Posterior] | None:
-    """Return (posterior, weights, number of rows) -> the posterior with each row added as often as its weight says.
+def add_rows(
+    model: RewardModel, layout: Layout, state: Posterior, rows: Interaction
+) -> tuple[Posterior, Bool[Array, ""]]:
+    """Return the posterior with rows added, and whether all of them could be read; the old posterior if not.
 
-    The rows are read at the prior's means, and certificates are left out: this is for simulated rows. A weight may be negative
-    where the sum over all rows is a likelihood.
-
-    Returns:
-        None if the program cannot produce a row, or its likelihood is not proved analytic.
+    Certificates are left out: this is for rows that the program itself has simulated. The sum of their log likelihoods is read
+    once.
     """
-    with outside_trace(), jax.enable_x64(True):
-
-        def read() -> tuple[Natural, Array]:
-            centre = coordinates_at(layout, jax.tree.map(jnp.asarray, prior))
-            readings = read_rows(model, layout, centre, rows)
-            return jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals), readings.is_sound
-
-        naturals, is_sound = run_once(read)
-        start = jax.tree.map(np.asarray, coordinates_at(layout, prior))
-        naturals = jax.tree.map(np.asarray, naturals)
-    if not np.all(is_sound):
-        return None
-
-    def add(posterior: Posterior, weights: Float[Array, " N"], num_rows: Int[Array, ""]) -> Posterior:
-        dtype = posterior.mean.dtype
-        total = jax.tree.map(lambda leaf: jnp.tensordot(weights, jnp.asarray(leaf, dtype), axes=1), naturals)
-        origin = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), start)
-        total = relative_to(layout, total, origin, coordinates_at(layout, posterior))
-        return absorb(layout, posterior, total, num_rows)
-
-    return add
+    if rows.mask is None:
+        rows = rows._replace(mask=jnp.ones(rows.arm.shape, bool))
+    assert rows.mask is not None
+    weights = rows.mask.astype(state.mean.dtype)
+    readings = read_rows(model, layout, coordinates_at(layout, state), rows, weights=weights)
+    total = jax.tree.map(lambda leaf: leaf[0].sum(axis=0), readings.naturals)  # over the groups of outcomes
+    is_sound = readings.is_sound[0]
+    return absorb(layout, state, total, jnp.where(is_sound, jnp.sum(rows.mask), 0)), is_sound | ~jnp.any(rows.mask)
