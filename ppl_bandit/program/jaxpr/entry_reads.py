@@ -1,11 +1,10 @@
-"""Element-level dependence: which entries of one argument each entry of a result may depend on.
+"""Which entries of its arguments each entry of a result reads, and which results are affine in these, for all data.
 
-The other arguments are data: nothing is assumed about their values, so the result holds for all of them. Constants are folded,
-because they decide which entry is indexed and what is multiplied by 0. A primitive that is not described is taken to mix all
-entries of its operands. So the reported dependence may be too large, never too small.
+The other arguments are data: nothing is assumed about their values. Constants are folded, because they decide which entry is
+indexed and what is multiplied by 0. A primitive that is not described is taken to mix all entries of its operands. So the
+reported dependence may be too large, never too small.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,36 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
-from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe_primitive, index_operands
-from ppl_bandit.runtime.jax_adapter import apply_primitive
+from ppl_bandit.program.jaxpr.entrywise import Entries, Entrywise, Known
+from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = [
-    "DATA",
-    "MAX_ENTRIES",
-    "Reads",
-    "connected_components",
-    "entries_read",
-    "fold_in_numpy",
-    "is_known",
-    "reads_of_results",
-]
+__all__ = ["MAX_ENTRIES", "Affine", "affine_reads", "connected_components", "entries_read"]
 
-MAX_ENTRIES = 2000  # of an argument whose reads are analysed; the table of more would be too large
-
-DATA = object()  # an array whose numbers are unknown, and that does not depend on the argument
-
-_ELEMENTWISE = (Kind.CHOICE, Kind.LINEAR, Kind.COMPARISON, Kind.ELEMENTWISE)
+MAX_ENTRIES = 2000  # of an argument whose reads are analysed; the analysis of more would take too long
 
 
-class Reads(NamedTuple):
-    """An array that depends on the argument.
+class Affine(NamedTuple):
+    """An array whose entries are affine in the latents, or multiples of the reciprocal of one latent.
 
     Attributes:
-        of: (..., K), which of the K entries of the argument each entry may depend on.
+        reads: (..., E), which of the E latent elements each entry depends on.
+        is_term: whether each entry is a multiple of elements, without a constant added.
+        power: 1, or -1 for a multiple of a reciprocal.
     """
 
-    of: np.ndarray
+    reads: np.ndarray
+    is_term: bool
+    power: int
 
 
 def entries_read(function: Callable, size: int, data: tuple) -> np.ndarray:
@@ -53,10 +43,27 @@ def entries_read(function: Callable, size: int, data: tuple) -> np.ndarray:
         data: arrays, or their shapes.
     """
     closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), jnp.result_type(float)), *data)
-    args = [Reads(np.eye(size, dtype=bool)), *[DATA] * len(jax.tree.leaves(data))]
-    with jax.ensure_compile_time_eval():
-        (out,) = interpret(Domain(_apply, is_known, fold_in_numpy), closed.jaxpr, closed.consts, args)
-    return out.of if isinstance(out, Reads) else np.zeros((*closed.out_avals[0].shape, size), bool)
+    domain = _Reads()
+    args = [_entries_of(domain, np.eye(size, dtype=bool)), *[0] * len(jax.tree.leaves(data))]
+    (out,) = domain.evaluate(closed, args)
+    return _reads_of(domain, out, size)
+
+
+def affine_reads(closed: ClosedJaxpr, latents: Sequence[np.ndarray]) -> Affine | None:
+    """Return the one output of a jaxpr as an affine function of its first inputs; None if it is not proved to be one.
+
+    Args:
+        latents: for each input that is a latent, (..., E): which of the E elements each entry is. The other inputs are data.
+    """
+    domain = _Affine()
+    args = [*(_entries_of(domain, own) for own in latents), *[None] * (len(closed.jaxpr.invars) - len(latents))]
+    (out,) = domain.evaluate(closed, args)
+    values = [value for value in domain.values(out) if value != Known(0)]
+    forms = [value for value in values if not domain.is_data(value)]
+    if not forms or _NOT_AFFINE in forms or len({form.power for form in forms}) > 1:
+        return None
+    is_term = len(forms) == len(values) and all(form.is_term for form in forms)
+    return Affine(_reads_of(domain, out, latents[0].shape[-1]), is_term, forms[0].power)
 
 
 def connected_components(groups: np.ndarray) -> np.ndarray:
@@ -71,129 +78,136 @@ def connected_components(groups: np.ndarray) -> np.ndarray:
             return label
 
 
-def is_known(value: Any) -> bool:
-    """Return whether a value is an array of known numbers."""
-    return value is not DATA and not isinstance(value, Reads)
+class _Reads(Entrywise):
+    """The entries that a number reads, as the bits of an integer."""
+
+    def unknown(self, array: np.ndarray | None = None) -> int:
+        return 0
+
+    def is_data(self, value: Any) -> bool:
+        return isinstance(value, Known) or value == 0
+
+    def of_bits(self, bits: int) -> int:
+        return bits
+
+    def bits_of(self, value: Any) -> int:
+        return 0 if isinstance(value, Known) else value
+
+    def apply(self, eqn: Any, parts: Sequence[Any], callers: tuple[Any, ...]) -> Any:
+        return self.multiply(*parts) if eqn.primitive.name == "mul" else self._union(parts)
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self._union((x, y))
+
+    def multiply(self, x: Any, y: Any) -> Any:
+        return Known(0.0) if Known(0) in (x, y) else self._union((x, y))
+
+    def choose(self, cases: Sequence[Any]) -> Any:
+        return self._union(cases)
+
+    def mix(self, eqn: Any, values: Sequence[Any], callers: tuple[Any, ...]) -> Any:
+        return self._union([part for value in values if isinstance(value, Entries) for part in self.values(value)])
+
+    def _union(self, parts: Sequence[Any]) -> int:
+        bits = 0
+        for part in parts:
+            bits |= self.bits_of(part)
+        return bits
 
 
-def fold_in_numpy(eqn: Any, values: list[Any]) -> Sequence[Any]:
-    """Fold constants that can decide which entries are read.
-
-    NumPy is used where it has an equivalent, because JAX compiles every primitive that runs outside of `jit`. Other results
-    are computed by JAX only if they can be indices or conditions; real numbers, of which at most the zeros matter, become
-    unknown data.
-    """
-    described, dtypes = describe_primitive(eqn), [var.aval.dtype for var in eqn.outvars]
-    if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
-        return [DATA] * len(eqn.outvars)
-    if described.numpy is not None:
-        with np.errstate(all="ignore"):
-            return [np.asarray(described.numpy(eqn.params, *map(np.asarray, values))).astype(dtypes[0])]
-    if described.move is not None:
-        return [moved[..., 0] for moved in described.move(eqn, [np.asarray(value)[..., None] for value in values])]
-    if described.kind is Kind.CHOICE and len(values) == 3:
-        return [np.where(values[0], values[2], values[1])]
-    if described.kind is Kind.MOVE or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        return apply_primitive(eqn, values)
-    return [DATA] * len(eqn.outvars)
+def _entries_of(domain: "_Reads", reads: np.ndarray) -> Entries:
+    """Return an array of which (..., K) says what each entry reads."""
+    rows = np.packbits(reads.reshape(-1, reads.shape[-1]), axis=1, bitorder="little")
+    values = [domain.of_bits(int.from_bytes(row.tobytes(), "little")) for row in rows]
+    return domain.entries(values, reads.shape[:-1])
 
 
-def reads_of_results(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
-    """Return the entries that the results of an equation read, (..., K) for each; None if they are not told apart."""
-    if not eqn.outvars:
-        return []
-    name, params = eqn.primitive.name, eqn.params
-    kind, move = describe_primitive(eqn).kind, describe_primitive(eqn).move
-    size = next(value for value in values if isinstance(value, Reads)).of.shape[-1]
-    shape = eqn.outvars[0].aval.shape
-    if name == "mul" and any(map(is_known, values)):  # nothing is read where a factor is 0
-        factor = np.asarray(next(value for value in values if is_known(value)))
-        return [_union(values, shape) & np.broadcast_to(factor != 0, shape)[..., None]]
-    if kind is Kind.CHOICE and is_known(values[0]):
-        which = np.broadcast_to(np.asarray(values[0]).astype(int), shape)[..., None]
-        cases = [case.of & (which == i) for i, case in enumerate(values[1:]) if isinstance(case, Reads)]
-        return [np.logical_or.reduce(cases)]
-    if kind in _ELEMENTWISE:
-        return [_union(values, shape)]
-    if name == "dot_general":
-        return [_dot_general(eqn, values)]
-    reads = [
-        value.of if isinstance(value, Reads) else np.zeros((*atom.aval.shape, size), bool)
-        for atom, value in zip(eqn.invars, values, strict=True)
-    ]
-    if kind is Kind.IDENTITY:
-        return reads
-    if kind in (Kind.SUM, Kind.REDUCTION) and "axes" in params:
-        return [np.logical_or.reduce(reads[0], axis=tuple(params["axes"]))]
-    if kind in (Kind.SUM, Kind.CUMULATIVE) and "reverse" in params:
-        order = slice(None, None, -1 if params["reverse"] else 1)
-        along = np.moveaxis(reads[0], params["axis"], 0)[order]
-        return [np.moveaxis(np.logical_or.accumulate(along, axis=0)[order], 0, params["axis"])]
-    if move is not None:
-        return move(eqn, reads)
-    fixed = index_operands(eqn)
-    if kind not in (Kind.MOVE, Kind.SUM) or not all(is_known(values[i]) for i in fixed):
+def _reads_of(domain: "_Reads", out: Any, size: int) -> np.ndarray:
+    """Undo `_entries_of`."""
+    if not isinstance(out, Entries):
+        return np.zeros((*np.shape(out), size), bool)
+    codes, which = np.unique(out.codes, return_inverse=True)
+    num_bytes = -(-size // 8)
+    rows = [np.frombuffer(domain.bits_of(domain.table[code]).to_bytes(num_bytes, "little"), np.uint8) for code in codes]
+    table = np.unpackbits(np.array(rows, np.uint8).reshape(-1, num_bytes), axis=1, count=size, bitorder="little")
+    return table.astype(bool)[which.reshape(out.codes.shape)]
+
+
+class _Form(NamedTuple):
+    """A number that is affine in latents: the bits of those that it reads, and as in `Affine`."""
+
+    bits: int
+    is_term: bool = True
+    power: int = 1
+
+
+_NOT_AFFINE = "a value that depends on latents in another way"
+
+
+class _Affine(_Reads):
+    """A form, `_NOT_AFFINE`, or None for data."""
+
+    def unknown(self, array: np.ndarray | None = None) -> Any:
         return None
-    if kind is Kind.SUM:
-        operands = [values[i] if i in fixed else part.astype(float) for i, part in enumerate(reads)]
-        return [np.asarray(part) > 0 for part in apply_per_column(eqn, operands)]
-    return [_moved(eqn, values, reads)]
 
+    def is_data(self, value: Any) -> bool:
+        return value is None or isinstance(value, Known)
 
-def _apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
-    if not any(isinstance(value, Reads) for value in values):
-        return [DATA] * len(eqn.outvars)
-    found = reads_of_results(eqn, values)
-    if found is None:
-        parts = [value.of.reshape(-1, value.of.shape[-1]) for value in values if isinstance(value, Reads)]
-        every = np.logical_or.reduce(np.concatenate(parts), axis=0)
-        found = [np.broadcast_to(every, (*var.aval.shape, len(every))) for var in eqn.outvars]
-    return [Reads(reads) for reads in found]
+    def of_bits(self, bits: int) -> Any:
+        return _Form(bits)
 
+    def bits_of(self, value: Any) -> int:
+        return 0 if self.is_data(value) else value.bits
 
-def _union(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    parts = [value.of for value in values if isinstance(value, Reads)]
-    out = np.zeros((*shape, parts[0].shape[-1]), bool)
-    for part in parts:
-        out |= part
-    return out
+    def apply(self, eqn: Any, parts: Sequence[Any], callers: tuple[Any, ...]) -> Any:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "mul":
+            return self.multiply(*parts)
+        if all(map(self.is_data, parts)) or _NOT_AFFINE in parts:
+            return self._union(parts)
+        if describe_primitive(eqn).kind is Kind.LINEAR:
+            return self._sum(parts)
+        if name == "convert_element_type" and np.dtype(params["new_dtype"]).kind == "f":
+            return parts[0]
+        if name == "div" and self.is_data(parts[1]):
+            return parts[0]
+        is_reciprocal = name == "div" and self.is_data(parts[0])
+        if is_reciprocal or (name == "integer_pow" and params["y"] in (1, -1)):
+            form = parts[-1]
+            power = form.power * (-1 if is_reciprocal else params["y"])
+            return form if power == form.power else self._of_one(form._replace(power=power))
+        return _NOT_AFFINE
 
+    def add(self, x: Any, y: Any) -> Any:
+        return self._sum((x, y))
 
-def _moved(eqn: Any, values: list[Any], reads: Sequence[np.ndarray]) -> np.ndarray:
-    """Apply an indexing primitive to the positions of the operands' entries, and look up what these entries read."""
-    fixed, size = index_operands(eqn), reads[0].shape[-1]
-    table = [np.zeros((1, size), bool)]  # position 0: what an index out of range is filled with
-    operands, start = list(values), 1
-    for i, part in enumerate(reads):
-        if i not in fixed:
-            number = math.prod(part.shape[:-1])
-            operands[i] = np.arange(start, start + number).reshape(part.shape[:-1])
-            table.append(part.reshape(-1, size))
-            start += number
-    positions = np.asarray(apply_primitive(eqn, operands)[0])
-    return np.concatenate(table)[np.clip(positions, 0, start - 1)]
+    def multiply(self, x: Any, y: Any) -> Any:
+        if Known(0) in (x, y):
+            return Known(0.0)
+        if self.is_data(x) or self.is_data(y):
+            return y if self.is_data(x) and not self.is_data(y) else None if self.is_data(x) else x
+        return _NOT_AFFINE
 
+    def choose(self, cases: Sequence[Any]) -> Any:
+        return self._union(cases)
 
-def _dot_general(eqn: Any, values: list[Any]) -> np.ndarray:
-    """Return what a generalised matrix product reads; an entry that is multiplied by a known 0 is not read."""
-    parts = []
-    for own in (0, 1):
-        if isinstance(values[own], Reads):
-            other, atom = values[1 - own], eqn.invars[1 - own]
-            is_nonzero = np.asarray(other) != 0 if is_known(other) else np.ones(atom.aval.shape, bool)
-            parts.append(_product(eqn.params["dimension_numbers"], values[own].of, is_nonzero, own))
-    return np.logical_or.reduce(parts)
+    def _sum(self, parts: Sequence[Any]) -> Any:
+        parts = [part for part in parts if part != Known(0)]
+        if not parts:
+            return Known(0.0)
+        forms = [part for part in parts if not self.is_data(part)]
+        if not forms or _NOT_AFFINE in forms or len({form.power for form in forms}) > 1:
+            return self._union(forms)
+        bits = 0
+        for form in forms:
+            bits |= form.bits
+        is_term = len(forms) == len(parts) and all(form.is_term for form in forms)
+        found = _Form(bits, is_term, forms[0].power)
+        return self._of_one(found) if found.power == -1 else found
 
+    def _of_one(self, form: _Form) -> Any:
+        """Refuse the reciprocal of a sum, and a sum of reciprocals."""
+        return form if form.is_term and form.bits.bit_count() == 1 else _NOT_AFFINE
 
-def _product(dimension_numbers: Any, reads: np.ndarray, other: np.ndarray, own: int) -> np.ndarray:
-    """Multiply by einsum; the axes of the result are ordered: batch, left, right."""
-    sums, batches = (pair if own == 0 else pair[::-1] for pair in dimension_numbers)
-    own_axes = list(range(reads.ndim - 1))
-    other_axes = [len(own_axes) + axis for axis in range(other.ndim)]
-    for mine, theirs in zip((*sums[0], *batches[0]), (*sums[1], *batches[1]), strict=True):
-        other_axes[theirs] = mine
-    entry = len(own_axes) + other.ndim
-    free = [axis for axis in own_axes if axis not in (*sums[0], *batches[0])]
-    other_free = [other_axes[axis] for axis in range(other.ndim) if axis not in (*sums[1], *batches[1])]
-    out = [*batches[0], *(free + other_free if own == 0 else other_free + free), entry]
-    return np.einsum(reads.astype(float), [*own_axes, entry], other.astype(float), other_axes, out) > 0
+    def _union(self, parts: Sequence[Any]) -> Any:
+        return None if all(map(self.is_data, parts)) else _NOT_AFFINE

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy, is_known
-from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
+from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, fold_in_numpy, interpret, is_known
 from ppl_bandit.program.jaxpr.primitives import starts
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices, scan_parts
 

@@ -3,10 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, apply_primitive, called_jaxpr
 
-__all__ = ["Domain", "dependencies", "interpret"]
+__all__ = ["DATA", "Domain", "dependencies", "fold_in_numpy", "interpret", "is_known"]
+
+DATA = object()  # an array whose numbers are unknown
 
 
 class Domain(NamedTuple):
@@ -70,3 +76,30 @@ def dependencies(closed: ClosedJaxpr, labels: Sequence[frozenset]) -> list[froze
         labels: a set of labels for each input.
     """
     return interpret(_DEPENDENCE, closed.jaxpr, closed.consts, labels)
+
+
+def is_known(value: Any) -> bool:
+    """Return whether a value is an array of known numbers."""
+    return value is not DATA
+
+
+def fold_in_numpy(eqn: Any, values: list[Any]) -> Sequence[Any]:
+    """Fold constants that can decide which entries are read.
+
+    NumPy is used where it has an equivalent, because JAX compiles every primitive that runs outside of `jit`. Other results
+    are computed by JAX only if they can be indices or conditions; real numbers, of which at most the zeros matter, become
+    unknown data.
+    """
+    described, dtypes = describe_primitive(eqn), [var.aval.dtype for var in eqn.outvars]
+    if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
+        return [DATA] * len(eqn.outvars)
+    if described.numpy is not None:
+        with np.errstate(all="ignore"):
+            return [np.asarray(described.numpy(eqn.params, *map(np.asarray, values))).astype(dtypes[0])]
+    if described.move is not None:
+        return [moved[..., 0] for moved in described.move(eqn, [np.asarray(value)[..., None] for value in values])]
+    if described.kind is Kind.CHOICE and len(values) == 3:
+        return [np.where(values[0], values[2], values[1])]
+    if described.kind is Kind.MOVE or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return apply_primitive(eqn, values)
+    return [DATA] * len(eqn.outvars)

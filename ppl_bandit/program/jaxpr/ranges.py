@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands
+from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive
 
 __all__ = [
     "EVERYTHING",
@@ -24,8 +24,11 @@ __all__ = [
     "Range",
     "hull",
     "lossy_conversion",
+    "negative_range",
+    "product_range",
     "result_range",
     "softplus_range",
+    "sum_range",
     "support_range",
     "values_range",
 ]
@@ -36,11 +39,10 @@ _MODERATE = 700.0  # the exponential of a number below this neither underflows n
 
 
 class Range(NamedTuple):
-    """Bounds of all entries of an array; of a Cholesky factor, only its diagonal is known to be positive."""
+    """Bounds of a number."""
 
     low: float
     high: float
-    is_factor: bool = False
 
 
 class NotAnalytic(Exception):
@@ -67,37 +69,42 @@ def values_range(values: Any) -> Range:
 
 def hull(several: Sequence[Range]) -> Range:
     """Return the smallest range that contains several."""
-    is_factor = any(x.is_factor for x in several)
-    return Range(min(x.low for x in several), max(x.high for x in several), is_factor)
+    return Range(min(x.low for x in several), max(x.high for x in several))
 
 
-def result_range(eqn: Any, xs: Sequence[Range], constants: Sequence[Any], *, is_same: bool) -> tuple[Any, bool]:
-    """Return the range of the results of an operation, or the truth value that it has; and whether it may flatten.
+def result_range(eqn: Any, xs: Sequence[Range], *, is_same: bool) -> tuple[Any, bool]:
+    """Return the range of the result of an elementwise operation, or the truth value that it has; and whether it may flatten.
 
     A function flattens where floating point rounds it to a constant far out, although it is analytic there.
 
     Args:
         xs: ranges of the operands.
-        constants: the operands whose numbers are known; None for others.
-        is_same: whether the first two operands are the same array.
+        is_same: whether the first two operands are the same number.
 
     Raises:
         NotAnalytic: if analyticity may be lost.
     """
     name, described = eqn.primitive.name, describe_primitive(eqn)
+    if name == "mul" and is_same:
+        return _power(xs[0], 2), False
     if name in _RULES:
-        return _RULES[name](eqn, xs, constants, is_same), False
+        return _RULES[name](*xs), False
+    if name == "integer_pow":
+        return _power(xs[0], eqn.params["y"]), False
+    if name == "convert_element_type":
+        reason = lossy_conversion(eqn)
+        _require(not reason, reason)
+        return xs[0], False
     if described.kind is Kind.COMPARISON:
         return _compare(name, xs[0], xs[1], is_same), False
-    if described.kind in (Kind.IDENTITY, Kind.MOVE, Kind.CHOICE) or name == "stop_gradient":
-        fixed = index_operands(eqn)
-        return hull([x for i, x in enumerate(xs) if i not in fixed]), False
+    if name == "stop_gradient":
+        return xs[0], False
     if described.analytic_where is None:
         raise NotAnalytic
     x, where, flattens = xs[0], described.analytic_where, False
     if where is AnalyticWhere.MODERATE:
         flattens = _flattens(x)
-    elif where is not AnalyticWhere.EVERYWHERE and not x.is_factor:
+    elif where is not AnalyticWhere.EVERYWHERE:
         _require(x.low > (0.0 if where is AnalyticWhere.POSITIVE else -1.0))
     return (EVERYTHING if described.increasing is None else _increasing(described.increasing, x)), flattens
 
@@ -126,15 +133,18 @@ def _increasing(function: Callable[[float], float], x: Range) -> Range:
         return _range(float(function(x.low)), float(function(x.high)))
 
 
-def _sum_of(x: Range, y: Range) -> Range:
+def sum_range(x: Range, y: Range) -> Range:
+    """Return the range of a sum."""
     return _range(x.low + y.low, x.high + y.high)
 
 
-def _negative(x: Range) -> Range:
+def negative_range(x: Range) -> Range:
+    """Return the range of a number with the other sign."""
     return Range(-x.high, -x.low)
 
 
-def _times(x: Range, y: Range) -> Range:
+def product_range(x: Range, y: Range) -> Range:
+    """Return the range of a product."""
     ends = [a * b for a in x[:2] for b in y[:2]]
     return EVERYTHING if any(map(math.isnan, ends)) else Range(min(ends), max(ends))
 
@@ -165,15 +175,14 @@ def _power(x: Range, exponent: int) -> Range:
     return Range(min(a, b) if _is_nonzero(x) else 0.0, max(a, b))
 
 
-def _real_power(x: Range, y: Range, exponent: Any) -> Range:
+def _real_power(x: Range, y: Range) -> Range:
     """Raise a positive quantity to any power, or any quantity to a known nonnegative integer."""
     if x.low > 0:
-        multiple = _times(_increasing(np.log, x), y)
+        multiple = product_range(_increasing(np.log, x), y)
         _require(-_MODERATE < multiple.low and multiple.high < _MODERATE)
         return _increasing(np.exp, multiple)
-    numbers = np.asarray(-1 if exponent is None else exponent)
-    _require(bool(np.all((numbers >= 0) & (numbers == np.floor(numbers)))))
-    return Range(0.0 if np.all(numbers % 2 == 0) else -math.inf, math.inf)
+    _require(y.low == y.high >= 0 and y.low == math.floor(y.low))
+    return Range(0.0 if y.low % 2 == 0 else -math.inf, math.inf)
 
 
 def _compare(name: str, x: Range, y: Range, is_same: bool) -> bool:
@@ -191,7 +200,7 @@ def _larger(x: Range, y: Range) -> Range:
 
 
 def _smaller(x: Range, y: Range) -> Range:
-    return _negative(_larger(_negative(x), _negative(y)))
+    return negative_range(_larger(negative_range(x), negative_range(y)))
 
 
 def _is_finite(x: Range) -> bool:
@@ -201,44 +210,7 @@ def _is_finite(x: Range) -> bool:
 
 def _absolute(x: Range) -> Range:
     _require(_is_nonzero(x))
-    return x if x.low > 0 else _negative(x)
-
-
-def _repeated(x: Range, most: int, least: int) -> Range:
-    """Return the range of sums of `least` to `most` terms."""
-    several = [_range(count * x.low, count * x.high) for count in (least, most)]
-    return hull(several)
-
-
-def _num_along(eqn: Any) -> int:
-    shape = eqn.invars[0].aval.shape
-    axes = eqn.params["axes"] if "axes" in eqn.params else (eqn.params["axis"],)
-    return max(math.prod(shape[axis] for axis in axes), 1)
-
-
-def _product_along(eqn: Any, x: Range) -> Range:
-    count = _num_along(eqn)
-    if x.low <= 0:
-        return EVERYTHING
-    with np.errstate(all="ignore"):
-        powers = Range(float(np.float64(x.low) ** count), float(np.float64(x.high) ** count))
-    return hull([powers, x]) if eqn.primitive.name == "cumprod" else powers
-
-
-def _dot_general(eqn: Any, x: Range, y: Range) -> Range:
-    shape, (sums, _) = eqn.invars[0].aval.shape, eqn.params["dimension_numbers"][0]
-    count = max(math.prod(shape[axis] for axis in sums), 1)
-    return _repeated(_times(x, y), count, count)
-
-
-def _scatter_add(eqn: Any, x: Range, updates: Range) -> Range:
-    added = _repeated(updates, math.prod(eqn.invars[2].aval.shape), 0)
-    return _sum_of(x, added)
-
-
-def _triangular_solve(eqn: Any, matrix: Range, constant: Any) -> Range:
-    _require(matrix.is_factor or _is_nonzero(matrix) or constant is not None)
-    return EVERYTHING
+    return x if x.low > 0 else negative_range(x)
 
 
 def lossy_conversion(eqn: Any) -> str:
@@ -253,46 +225,19 @@ def lossy_conversion(eqn: Any) -> str:
     return ""
 
 
-def _convert(eqn: Any, x: Range) -> Range:
-    reason = lossy_conversion(eqn)
-    _require(not reason, reason)
-    return x
-
-
-Rule = Callable[[Any, Sequence[Range], Sequence[Any], bool], Any]
-
-
-def _of(function: Callable[..., Any]) -> Rule:
-    return lambda eqn, xs, constants, is_same: function(*xs)
-
-
-def _with_equation(function: Callable[..., Any]) -> Rule:
-    return lambda eqn, xs, constants, is_same: function(eqn, *xs)
-
-
-_RULES: dict[str, Rule] = {
-    "add": _of(_sum_of),
-    "add_any": _of(_sum_of),
-    "sub": _of(lambda x, y: _sum_of(x, _negative(y))),
-    "neg": _of(_negative),
-    "mul": lambda eqn, xs, constants, is_same: _power(xs[0], 2) if is_same else _times(*xs),
-    "div": _of(lambda x, y: _times(x, _reciprocal(y))),
-    "square": _of(lambda x: _power(x, 2)),
-    "integer_pow": lambda eqn, xs, constants, is_same: _power(xs[0], eqn.params["y"]),
-    "pow": lambda eqn, xs, constants, is_same: _real_power(xs[0], xs[1], constants[1]),
-    "rsqrt": _of(_reciprocal_root),
-    "abs": _of(_absolute),
-    "max": _of(_larger),
-    "min": _of(_smaller),
-    "clamp": _of(lambda low, x, high: _smaller(_larger(x, low), high)),
-    "is_finite": _of(_is_finite),
-    "reduce_sum": lambda eqn, xs, constants, is_same: _repeated(xs[0], _num_along(eqn), _num_along(eqn)),
-    "cumsum": lambda eqn, xs, constants, is_same: _repeated(xs[0], _num_along(eqn), 1),
-    "reduce_prod": _with_equation(_product_along),
-    "cumprod": _with_equation(_product_along),
-    "dot_general": _with_equation(_dot_general),
-    "scatter-add": lambda eqn, xs, constants, is_same: _scatter_add(eqn, xs[0], xs[2]),
-    "cholesky": lambda eqn, xs, constants, is_same: EVERYTHING._replace(is_factor=True),
-    "triangular_solve": lambda eqn, xs, constants, is_same: _triangular_solve(eqn, xs[0], constants[0]),
-    "convert_element_type": _with_equation(_convert),
+_RULES: dict[str, Callable[..., Any]] = {
+    "add": sum_range,
+    "add_any": sum_range,
+    "sub": lambda x, y: sum_range(x, negative_range(y)),
+    "neg": negative_range,
+    "mul": product_range,
+    "div": lambda x, y: product_range(x, _reciprocal(y)),
+    "square": lambda x: _power(x, 2),
+    "pow": _real_power,
+    "rsqrt": _reciprocal_root,
+    "abs": _absolute,
+    "max": _larger,
+    "min": _smaller,
+    "clamp": lambda low, x, high: _smaller(_larger(x, low), high),
+    "is_finite": _is_finite,
 }

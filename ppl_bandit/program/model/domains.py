@@ -4,6 +4,7 @@ NumPyro's own checks are disabled while a program is traced, because their compa
 that leaves its domain leads to rewards that nobody can observe: an expected reward of -.7 for a Bernoulli outcome.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Bool
 from numpyro.distributions import Distribution, constraints
 
-from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents
 from ppl_bandit.program.model.sites import ProgramSpec
 from ppl_bandit.program.model.tracing import Trace, masked_rows, repeat_rows
@@ -35,16 +35,12 @@ Argument = tuple[str, str, str, Any]  # site, distribution, name and constraint 
 def check_domains(spec: ProgramSpec) -> bool:
     """Refuse a program whose outcomes or latents have arguments outside of their domains at draws from the prior.
 
-    Arguments that are powers and products of positive latents, or probabilities by their support, need no draw.
-
     Returns:
         Whether arguments leave their domains far out in the prior, where no draw was.
 
     Raises:
         InvalidProgram: with the argument and the share of draws.
     """
-    if _stay_inside(spec):
-        return False
     arm, context = spec.one_row_per_arm()
     arguments: list[Argument] = []
 
@@ -55,19 +51,11 @@ def check_domains(spec: ProgramSpec) -> bool:
         insides = [jnp.all(_is_inside(argument[-1], value) | masked) for argument, value, masked in found]
         return insides, [jnp.min(jnp.where(masked, jnp.inf, value)) for _, value, masked in found]
 
-    def far(seed: Array) -> list[Array]:
-        return [
-            jnp.all(jnp.stack(own))
-            for own in zip(
-                *[
-                    flags(feasible_latents(spec.program, spec.latents, spec.context, seed, reach))[0]
-                    for reach in _REACHES
-                ],
-                strict=True,
-            )
-        ]
+    def far(seed: Array, reach: Array) -> list[Array]:
+        return flags(feasible_latents(spec.program, spec.latents, spec.context, seed, reach))[0]
 
-    screened = run_once(lambda: jax.vmap(far)(jnp.arange(_NUM_SEEDS)))
+    tries = [jnp.asarray(own) for own in zip(*itertools.product(range(_NUM_SEEDS), _REACHES), strict=True)]
+    screened = run_once(lambda: jax.vmap(far)(*tries))
     if all(np.all(inside) for inside in screened):
         return False
 
@@ -150,50 +138,3 @@ def _is_inside(constraint: Any, value: Array) -> Array:
     if constraint in _POSITIVE:
         return value >= 0
     return jnp.broadcast_to(constraint(value), value.shape)
-
-
-def _stay_inside(spec: ProgramSpec) -> bool:
-    """Return whether constants and the supports of the latents decide that all arguments stay inside their domains."""
-    arm, context = spec.one_row_per_arm()
-    arguments: list[Argument] = []
-    supports: dict[str, Any] = {}
-
-    def compute(latents: Mapping[str, Array], arm: Array, context: Any) -> list[Array]:
-        trace = spec.run(latents, arm, context, _zero_outcomes(spec, spec.num_arms))
-        supports.update({name: element_support(trace[name]["fn"].support) for name in spec.latents})
-        found = _arguments(trace, _sites(trace))
-        arguments[:] = [argument for argument, _, _ in found]
-        return [value for _, value, _ in found]
-
-    def read_latents() -> dict[str, Array]:
-        trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {})
-        return {name: trace[name]["value"] for name in spec.latents}
-
-    shapes = jax.eval_shape(read_latents)
-    closed = jax.make_jaxpr(compute)(shapes, arm, context)
-    forms = Forms()
-    latents = [_form_of(forms, name, shapes[name].shape, supports[name]) for name in sorted(shapes)]
-    args = [*latents, np.asarray(arm), *[forms.data(number) for number in range(len(jax.tree.leaves(context)))]]
-    for (*_, constraint), out in zip(arguments, forms.evaluate(closed, args), strict=True):
-        if not isinstance(out, Form | Data | Refused) and np.all(_is_inside(constraint, jnp.asarray(out))):
-            continue
-        low, high = (0.0, 1.0) if constraint is constraints.unit_interval else (0.0, np.inf)
-        if constraint is not constraints.unit_interval and constraint not in _POSITIVE:
-            return False
-        bounds = forms.bounds(out)
-        if bounds is None or not (bounds[0] >= low and bounds[1] <= high):
-            return False
-    return True
-
-
-def _form_of(forms: Forms, name: str, shape: tuple[int, ...], support: Any) -> Form:
-    if support is constraints.simplex:
-        return forms.simplex(name, shape)
-    if support in _POSITIVE:
-        return forms.positive(name, shape, 0.0, 1.0)
-    low, high = (getattr(support, end, None) for end in ("lower_bound", "upper_bound"))
-    if isinstance(low, int | float) and isinstance(high, int | float):
-        return forms.unit(name, shape, float(low), float(high))
-    if isinstance(low, int | float):
-        return forms.positive(name, shape, float(low), 1.0)
-    return forms.real(name, shape)

@@ -26,39 +26,30 @@ _NOT_AVAILABLE = (NotImplementedError, AttributeError, TypeError, ImportError)
 
 
 def choose_mean_method(spec: ProgramSpec) -> means.MeanMethod:
-    """Return the first method for the outcome's mean that applies and is finite at draws of the latents.
+    """Return the first method for the outcome's mean that applies and is finite, and check with it that rows are independent.
 
-    The distribution's own formula, which nearly always applies, is tried together with `check_row_independence`. Points near
-    the middle of the support come first, because sampling from the prior takes far longer to compile.
+    Points near the middle of the support are tried first, because sampling from the prior takes far longer to compile.
     """
-    try:
-        if check_row_independence(spec, means.MEAN_METHODS[0]) == 1:
-            return means.MEAN_METHODS[0]
-    except _NOT_AVAILABLE:
-        pass
     arm, context = spec.one_row_per_arm()
     outcome = spec.outcomes[0]
 
-    def verdict(method: means.MeanMethod, is_drawn: bool) -> int:
+    def verdict_at_draws(method: means.MeanMethod) -> int:
         def one(seed: Array) -> Array:
-            if is_drawn:
-                trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {}, jr.key(seed))
-                latents = {name: trace[name]["value"] for name in spec.latents}
-            else:
-                latents = feasible_latents(spec.program, spec.latents, spec.context, seed)
+            trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {}, jr.key(seed))
+            latents = {name: trace[name]["value"] for name in spec.latents}
             return jnp.min(method.verdict(spec.run(latents, arm, context, {})[outcome]["fn"]))
 
         return int(run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
 
     for method in means.MEAN_METHODS:
         try:
-            found = verdict(method, is_drawn=False)
-            found = found if found == 1 else verdict(method, is_drawn=True)
+            found = check_row_independence(spec, method)
+            found = found if found == 1 else verdict_at_draws(method)
+        except InvalidProgram:
+            raise
         except (*_NOT_AVAILABLE, ValueError):
             continue
         if found == 1:
-            if method is means.MEAN_METHODS[0]:
-                check_row_independence(spec, method)
             return method
         if found == -1:
             break

@@ -25,7 +25,11 @@ _NUM_SIGNS = 8
 
 
 def feasible_latents(
-    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""], reach: float = 1.5
+    program: Callable,
+    latents: tuple[str, ...],
+    context: Any,
+    seed: int | Int[Array, ""],
+    reach: float | Float[Array, ""] = 1.5,
 ) -> dict[str, Array]:
     """Return one value of every latent from the interior of its support, within `reach` of 0 in unconstrained space."""
 

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.arm_reads import reads_of_latents, tells_rows_apart
-from ppl_bandit.program.jaxpr.entry_reads import DATA, connected_components
+from ppl_bandit.program.jaxpr.entry_reads import connected_components
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges, sizes_indexed_by
-from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.jaxpr.interpreter import DATA, dependencies
 from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND
 from ppl_bandit.program.model.sites import ProgramSpec, failing_line
@@ -21,21 +21,21 @@ from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["check_dependence", "support_depends_on_latents"]
+__all__ = ["check_dependence"]
 
 _MAX_INTEGER = 3
 
 
 def check_dependence(
     spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
-) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...], bool, int | None]:
+) -> tuple[bool, tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...], bool, int | None]:
     """Check on the jaxpr what the prior and the expected reward depend on, and that arm indices stay in range.
 
     Returns:
-        Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; for
-        every leaf of the context the largest integer that may replace a 0 of the example; the limits of contexts that are
-        indices; whether the outcomes or the expected reward depend on the arm; and an arm, the first or the last, for which
-        they depend on no latent.
+        Whether a bound of an outcome's support depends on a latent; groups of outcomes, such that the density of an outcome
+        depends on the values of outcomes of its own group only; for every leaf of the context the largest integer that may
+        replace a 0 of the example; the limits of contexts that are indices; whether the outcomes or the expected reward depend
+        on the arm; and an arm, the first or the last, for which they depend on no latent.
     """
     arm, context = spec.one_row_per_arm()
     outcomes: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
@@ -43,11 +43,12 @@ def check_dependence(
 
     def densities(
         key: Array, latents: Any, arm: Array, context: Any, outcomes: Any
-    ) -> tuple[list[Array], Array, list[Array]]:
+    ) -> tuple[list[Array], Array, list[Array], list[Array]]:
         trace = spec.run(latents, arm, context, outcomes, key)
         prior = [log_prob(site) for name, site in trace.items() if is_prior_term(name, site, spec.outcomes)]
         expected = trace["expected_reward"]["value"] if has_expected_reward else jnp.zeros(())
-        return prior, expected, [log_prob(trace[name]) for name in spec.outcomes]
+        ends = jax.tree.leaves([trace[name]["fn"].support for name in spec.outcomes])
+        return prior, expected, [log_prob(trace[name]) for name in spec.outcomes], list(map(jnp.asarray, ends))
 
     args = (jax.eval_shape(jr.key, 0), latents, arm, context, outcomes)
     closed, shape = jax.make_jaxpr(densities, return_shape=True)(*args)
@@ -57,7 +58,8 @@ def check_dependence(
     ]
     labels += [frozenset(["outcomes", (name,)]) for name in sorted(outcomes)]
     found = dependencies(closed, labels)
-    num_prior = len(shape[0])
+    num_prior, num_ends = len(shape[0]), len(shape[3])
+    found, ends = found[: len(found) - num_ends], found[len(found) - num_ends :]
     if any("key" in reaching for reaching in found):
         raise InvalidProgram(
             "a random draw hidden from NumPyro reaches a prior, the likelihood or the expected reward, so that two runs of the "
@@ -107,7 +109,14 @@ def check_dependence(
         tuple(name for name, own in zip(spec.outcomes, group, strict=True) if own == label)
         for label in np.unique(group)
     )
-    return groups, largest, limits, uses_arm, idle[0] if idle and latents else None
+    return (
+        any("latents" in own for own in ends),
+        groups,
+        largest,
+        limits,
+        uses_arm,
+        idle[0] if idle and latents else None,
+    )
 
 
 def _reads_latents(
@@ -133,20 +142,6 @@ def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:
             break
         largest = value
     return largest
-
-
-def support_depends_on_latents(spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a bound of an outcome's support depends on a latent."""
-    arm, context = spec.one_row_per_arm()
-    values: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
-
-    def bounds(latents: Any) -> list[Array]:
-        trace = spec.run(latents, arm, context, values)
-        supports = [trace[name]["fn"].support for name in spec.outcomes]
-        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(supports)]
-
-    closed = jax.make_jaxpr(bounds)({name: np.zeros(shape) for name, shape in shapes.items()})
-    return any(dependencies(closed, [frozenset(["latents"])] * len(closed.jaxpr.invars)))
 
 
 def _check_callbacks(jaxpr: Jaxpr) -> None:

@@ -24,7 +24,7 @@ from ppl_bandit.program.model.sites import (
     check_outcomes,
     is_latent,
 )
-from ppl_bandit.program.model.static_checks import check_dependence, support_depends_on_latents
+from ppl_bandit.program.model.static_checks import check_dependence
 from ppl_bandit.program.moving.validation import find_moving_sites
 from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import InvalidProgram
@@ -91,11 +91,10 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
     }
     spec = ProgramSpec(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
-        moves = support_depends_on_latents(spec, shapes)
-        groups, largest, limits, uses_arm, idle_arm = check_dependence(spec, shapes, has_expected_reward)
+        moves, groups, largest, limits, uses_arm, idle_arm = check_dependence(spec, shapes, has_expected_reward)
         mean_method = None if has_expected_reward else choose_mean_method(spec)
-        if mean_method is not means.MEAN_METHODS[0]:
-            check_row_independence(spec, mean_method)
+        if has_expected_reward:
+            check_row_independence(spec, None)
         may_leave = check_domains(spec)
         moving = find_moving_sites(spec, shapes, trace)
     found = shapes, kinds, mean_method, moves, groups, largest, moving, limits

@@ -138,26 +138,6 @@ def bernoulli_in_a_plate():
 
 
 @slow_case
-def bernoulli_by_logits():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]).to_event(1))
-        logits = jnp.log(rate) - jnp.log1p(-rate)
-        numpyro.sample("reward", dist.Bernoulli(logits=logits[arm]))
-
-    return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED)})
-
-
-@slow_case
-def bernoulli_by_one_hot_product():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(jnp.ones(A), 2.0))
-        with numpyro.plate("rows", arm.shape[0]):
-            numpyro.sample("reward", dist.Bernoulli(jax.nn.one_hot(arm, A) @ rate))
-
-    return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED, (1.0, 2.0))})
-
-
-@slow_case
 def bernoulli_by_where_over_separate_sites():
     def program(arm):
         rates = [numpyro.sample(f"rate_{a}", dist.Beta(1.0 + a, 1.0)) for a in range(A)]
@@ -188,33 +168,6 @@ def bernoulli_by_stacked_sites():
 
 
 @slow_case
-def bernoulli_of_the_complement_under_a_uniform_prior():
-    def program(arm):
-        miss = numpyro.sample("miss", dist.Uniform(0.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.Bernoulli(1.0 - miss[arm]))
-
-    return Case(program, CLICKS, {"miss": beta(NOT_CLICKED, CLICKED)})
-
-
-@slow_case
-def bernoulli_of_twice_a_uniform_on_the_lower_half():
-    def program(arm):
-        half = numpyro.sample("half", dist.Uniform(0.0, 0.5).expand([A]))
-        numpyro.sample("reward", dist.Bernoulli(2.0 * half[arm]))
-
-    return Case(program, CLICKS, {"half": beta(CLICKED, NOT_CLICKED)})
-
-
-@slow_case
-def bernoulli_with_a_clip_that_never_bites():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0, validate_args=True).expand([A]))
-        numpyro.sample("reward", dist.Bernoulli(jnp.clip(rate, 0.0, 1.0)[arm]))
-
-    return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED)})
-
-
-@slow_case
 def bernoulli_with_the_second_arm_known():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
@@ -235,25 +188,6 @@ def binomial_with_trials_from_the_context():
 
     expected = {"rate": beta(per_arm(COUNTS), per_arm(trials - COUNTS), (2.0, 1.0))}
     return Case(program, COUNTS, expected, trials)
-
-
-@slow_case
-def geometric_number_of_failures():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([A]))
-        numpyro.sample("reward", dist.Geometric(rate[arm]))
-
-    return Case(program, COUNTS, {"rate": beta(per_arm(1.0), per_arm(COUNTS), (2.0, 2.0))})
-
-
-@slow_case
-def negative_binomial_with_a_known_count():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([A]))
-        numpyro.sample("reward", dist.NegativeBinomialProbs(3.0, rate[arm]))
-
-    # NumPyro counts successes until the third failure: p^k (1 - p)^3.
-    return Case(program, COUNTS, {"rate": beta(per_arm(COUNTS), per_arm(3.0), (2.0, 2.0))})
 
 
 @case
@@ -277,53 +211,6 @@ def poisson_under_an_exponential_prior_shared_by_arms():
 
 
 @slow_case
-def poisson_of_a_power_of_a_weibull():
-    def program(arm):
-        z = numpyro.sample("z", dist.Weibull(2.0, 3.0).expand([A]))
-        numpyro.sample("reward", dist.Poisson(z[arm] ** 3))
-
-    # z^3 is Exponential with mean 2^3.
-    return Case(program, COUNTS, {"z": gamma(1.0 + per_arm(COUNTS), 1.0 / 8.0 + per_arm(1.0), 3.0)})
-
-
-@slow_case
-def exponential_waiting_time():
-    def program(arm):
-        with numpyro.plate("arms", A):
-            rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5))
-        numpyro.sample("reward", dist.Exponential(rate[arm]))
-
-    return Case(program, AMOUNTS, {"rate": gamma(2.0 + per_arm(1.0), 1.5 + per_arm(AMOUNTS), 1.0)})
-
-
-@slow_case
-def exponential_by_its_mean():
-    def program(arm):
-        mean = numpyro.sample("mean", dist.InverseGamma(3.0, 2.0).expand([A]))
-        numpyro.sample("reward", dist.Exponential(1.0 / mean[arm]))
-
-    return Case(program, AMOUNTS, {"mean": gamma(3.0 + per_arm(1.0), 2.0 + per_arm(AMOUNTS), -1.0)})
-
-
-@slow_case
-def gamma_with_a_known_shape():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Chi2(3.0).expand([A]))
-        numpyro.sample("reward", dist.Gamma(2.5, rate[arm]))
-
-    return Case(program, AMOUNTS, {"rate": gamma(1.5 + 2.5 * per_arm(1.0), 0.5 + per_arm(AMOUNTS), 1.0)})
-
-
-@slow_case
-def weibull_with_a_known_shape():
-    def program(arm):
-        hazard = numpyro.sample("hazard", dist.Gamma(2.0, 1.5).expand([A]))
-        numpyro.sample("reward", dist.Weibull(hazard[arm] ** (-1 / 1.5), 1.5))
-
-    return Case(program, AMOUNTS, {"hazard": gamma(2.0 + per_arm(1.0), 1.5 + per_arm(AMOUNTS**1.5), 1.0)})
-
-
-@slow_case
 def pareto_with_a_latent_tail():
     def program(arm):
         tail = numpyro.sample("tail", dist.Gamma(2.0, 1.0).expand([A]))
@@ -333,45 +220,6 @@ def pareto_with_a_latent_tail():
         )  # the median: the mean may be infinite
 
     return Case(program, AMOUNTS, {"tail": gamma(2.0 + per_arm(1.0), 1.0 + per_arm(np.log(AMOUNTS / 0.25)), 1.0)})
-
-
-@slow_case
-def laplace_with_a_latent_scale():
-    def program(arm):
-        scale = numpyro.sample("scale", dist.InverseGamma(3.0, 2.0).expand([A]))
-        numpyro.sample("reward", dist.Laplace(0.5, scale[arm]))
-
-    return Case(program, REALS, {"scale": gamma(3.0 + per_arm(1.0), 2.0 + per_arm(np.abs(REALS - 0.5)), -1.0)})
-
-
-@slow_case
-def inverse_gamma_outcome():
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.InverseGamma(3.0, rate[arm]))
-
-    return Case(program, AMOUNTS, {"rate": gamma(2.0 + 3.0 * per_arm(1.0), 1.0 + per_arm(1.0 / AMOUNTS), 1.0)})
-
-
-@slow_case
-def half_normal_root_precision():
-    def program(arm):
-        root = numpyro.sample("root", dist.HalfNormal(2.0).expand([A]))
-        numpyro.sample("reward", dist.Normal(0.5, 1.0 / root[arm]))
-
-    # root^2 is Gamma(1/2, 1 / (2 * 2^2)).
-    squares = per_arm((REALS - 0.5) ** 2)
-    return Case(program, REALS, {"root": gamma(0.5 + per_arm(0.5), 0.125 + squares / 2, 2.0)})
-
-
-@slow_case
-def rayleigh_with_its_scale_a_root_of_an_inverse_gamma():
-    def program(arm):
-        variance = dist.InverseGamma(3.0, 2.0).expand([A])
-        scale = numpyro.sample("scale", dist.TransformedDistribution(variance, PowerTransform(0.5)))
-        numpyro.sample("reward", dist.Weibull(scale[arm] * jnp.sqrt(2.0), 2.0))
-
-    return Case(program, AMOUNTS, {"scale": gamma(3.0 + per_arm(1.0), 2.0 + per_arm(AMOUNTS**2) / 2, -2.0)})
 
 
 @slow_case
@@ -608,16 +456,6 @@ def normal_with_a_variance_shared_by_arms():
 
 
 @slow_case
-def normal_with_known_mean_and_unknown_variance():
-    def program(arm):
-        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5).expand([A]))
-        numpyro.sample("reward", dist.Normal(0.5, jnp.sqrt(variance[arm])))
-
-    squares = per_arm((REALS - 0.5) ** 2)
-    return Case(program, REALS, {"variance": gamma(2.0 + per_arm(0.5), 1.5 + squares / 2, -1.0)})
-
-
-@slow_case
 def regression_with_unknown_variance_per_arm():
     def program(arm, context):
         with numpyro.plate("arms", A):
@@ -846,24 +684,6 @@ class Zipf(dist.Distribution):
 
 
 @slow_case
-def a_distribution_of_the_users_own():
-    def program(arm):
-        odds = numpyro.sample("odds", dist.Beta(2.0, 1.0).expand([A]))
-        numpyro.sample("reward", Zipf(odds[arm]))
-
-    return Case(program, COUNTS, {"odds": beta(per_arm(1.0), per_arm(COUNTS), (2.0, 1.0))})
-
-
-@slow_case
-def half_normal_outcome_with_a_latent_scale():
-    def program(arm):
-        precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.HalfNormal(jax.lax.rsqrt(precision[arm])))
-
-    return Case(program, AMOUNTS, {"precision": gamma(2.0 + per_arm(0.5), 1.0 + per_arm(AMOUNTS**2) / 2, 1.0)})
-
-
-@slow_case
 def a_program_with_bound_settings():
     def program(noise, arm):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))
@@ -939,6 +759,123 @@ def stick_breaking_by_a_cumulative_product():
     chosen = np.stack([per_arm(kinds == k) for k in (0, 1)], axis=-1)
     passed = np.stack([per_arm(kinds > k) for k in (0, 1)], axis=-1)
     return Case(program, kinds, {"stick": beta(chosen, passed, (1.0, 2.0))})
+
+
+# One latent for each arm: its prior, the outcome's law given it, rewards, and the posterior
+
+ONE_LATENT: dict[str, tuple[dist.Distribution, Callable, np.ndarray, dict[str, Any]]] = {
+    "bernoulli by logits": (
+        dist.Beta(1.0, 1.0).expand([A]).to_event(1),
+        lambda z, arm: dist.Bernoulli(logits=(jnp.log(z) - jnp.log1p(-z))[arm]),
+        *(CLICKS, beta(CLICKED, NOT_CLICKED)),
+    ),
+    "bernoulli by one-hot product": (
+        dist.Beta(jnp.ones(A), 2.0),
+        lambda z, arm: dist.Bernoulli(jax.nn.one_hot(arm, A) @ z),
+        *(CLICKS, beta(CLICKED, NOT_CLICKED, (1.0, 2.0))),
+    ),
+    "bernoulli of the complement under a uniform prior": (
+        dist.Uniform(0.0, 1.0).expand([A]),
+        lambda z, arm: dist.Bernoulli(1.0 - z[arm]),
+        *(CLICKS, beta(NOT_CLICKED, CLICKED)),
+    ),
+    "bernoulli of twice a uniform on the lower half": (
+        dist.Uniform(0.0, 0.5).expand([A]),
+        lambda z, arm: dist.Bernoulli(2.0 * z[arm]),
+        *(CLICKS, beta(CLICKED, NOT_CLICKED)),
+    ),
+    "bernoulli with a clip that never bites": (
+        dist.Beta(1.0, 1.0, validate_args=True).expand([A]),
+        lambda z, arm: dist.Bernoulli(jnp.clip(z, 0.0, 1.0)[arm]),
+        *(CLICKS, beta(CLICKED, NOT_CLICKED)),
+    ),
+    "geometric number of failures": (
+        dist.Beta(2.0, 2.0).expand([A]),
+        lambda z, arm: dist.Geometric(z[arm]),
+        *(COUNTS, beta(per_arm(1.0), per_arm(COUNTS), (2.0, 2.0))),
+    ),
+    # NumPyro counts successes until the third failure: p^k (1 - p)^3.
+    "negative binomial with a known count": (
+        dist.Beta(2.0, 2.0).expand([A]),
+        lambda z, arm: dist.NegativeBinomialProbs(3.0, z[arm]),
+        *(COUNTS, beta(per_arm(COUNTS), per_arm(3.0), (2.0, 2.0))),
+    ),
+    # z^3 is Exponential with mean 2^3.
+    "poisson of a power of a weibull": (
+        dist.Weibull(2.0, 3.0).expand([A]),
+        lambda z, arm: dist.Poisson(z[arm] ** 3),
+        *(COUNTS, gamma(1.0 + per_arm(COUNTS), 1.0 / 8.0 + per_arm(1.0), 3.0)),
+    ),
+    "exponential waiting time": (
+        dist.Gamma(2.0, 1.5).expand([A]),
+        lambda z, arm: dist.Exponential(z[arm]),
+        *(AMOUNTS, gamma(2.0 + per_arm(1.0), 1.5 + per_arm(AMOUNTS), 1.0)),
+    ),
+    "exponential by its mean": (
+        dist.InverseGamma(3.0, 2.0).expand([A]),
+        lambda z, arm: dist.Exponential(1.0 / z[arm]),
+        *(AMOUNTS, gamma(3.0 + per_arm(1.0), 2.0 + per_arm(AMOUNTS), -1.0)),
+    ),
+    "gamma with a known shape": (
+        dist.Chi2(3.0).expand([A]),
+        lambda z, arm: dist.Gamma(2.5, z[arm]),
+        *(AMOUNTS, gamma(1.5 + 2.5 * per_arm(1.0), 0.5 + per_arm(AMOUNTS), 1.0)),
+    ),
+    "weibull with a known shape": (
+        dist.Gamma(2.0, 1.5).expand([A]),
+        lambda z, arm: dist.Weibull(z[arm] ** (-1 / 1.5), 1.5),
+        *(AMOUNTS, gamma(2.0 + per_arm(1.0), 1.5 + per_arm(AMOUNTS**1.5), 1.0)),
+    ),
+    "laplace with a latent scale": (
+        dist.InverseGamma(3.0, 2.0).expand([A]),
+        lambda z, arm: dist.Laplace(0.5, z[arm]),
+        *(REALS, gamma(3.0 + per_arm(1.0), 2.0 + per_arm(np.abs(REALS - 0.5)), -1.0)),
+    ),
+    "inverse gamma outcome": (
+        dist.Gamma(2.0, 1.0).expand([A]),
+        lambda z, arm: dist.InverseGamma(3.0, z[arm]),
+        *(AMOUNTS, gamma(2.0 + 3.0 * per_arm(1.0), 1.0 + per_arm(1.0 / AMOUNTS), 1.0)),
+    ),
+    # z^2 is Gamma(1/2, 1 / (2 * 2^2)).
+    "half-normal root precision": (
+        dist.HalfNormal(2.0).expand([A]),
+        lambda z, arm: dist.Normal(0.5, 1.0 / z[arm]),
+        *(REALS, gamma(0.5 + per_arm(0.5), 0.125 + per_arm((REALS - 0.5) ** 2) / 2, 2.0)),
+    ),
+    "rayleigh with its scale a root of an inverse gamma": (
+        dist.TransformedDistribution(dist.InverseGamma(3.0, 2.0).expand([A]), PowerTransform(0.5)),
+        lambda z, arm: dist.Weibull(z[arm] * jnp.sqrt(2.0), 2.0),
+        *(AMOUNTS, gamma(3.0 + per_arm(1.0), 2.0 + per_arm(AMOUNTS**2) / 2, -2.0)),
+    ),
+    "normal with known mean and unknown variance": (
+        dist.InverseGamma(2.0, 1.5).expand([A]),
+        lambda z, arm: dist.Normal(0.5, jnp.sqrt(z[arm])),
+        *(REALS, gamma(2.0 + per_arm(0.5), 1.5 + per_arm((REALS - 0.5) ** 2) / 2, -1.0)),
+    ),
+    "a distribution of the user's own": (
+        dist.Beta(2.0, 1.0).expand([A]),
+        lambda z, arm: Zipf(z[arm]),
+        *(COUNTS, beta(per_arm(1.0), per_arm(COUNTS), (2.0, 1.0))),
+    ),
+    "half-normal outcome with a latent scale": (
+        dist.Gamma(2.0, 1.0).expand([A]),
+        lambda z, arm: dist.HalfNormal(jax.lax.rsqrt(z[arm])),
+        *(AMOUNTS, gamma(2.0 + per_arm(0.5), 1.0 + per_arm(AMOUNTS**2) / 2, 1.0)),
+    ),
+}
+
+
+def of_one_latent(name: str) -> Case:
+    prior, law, rewards, posterior = ONE_LATENT[name]
+
+    def program(arm):
+        z = numpyro.sample("z", prior)
+        numpyro.sample("reward", law(z, arm))
+
+    return Case(program, rewards, {"z": posterior})
+
+
+CASES += [pytest.param(functools.partial(of_one_latent, name), id=name, marks=pytest.mark.slow) for name in ONE_LATENT]
 
 
 def test_there_are_enough_programs():

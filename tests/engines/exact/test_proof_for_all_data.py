@@ -337,6 +337,20 @@ def test_harmless_spellings_are_not_refused(name):
     assert refusal_of(RewardModel(HARMLESS[name], A)) == ""
 
 
+@pytest.mark.parametrize(
+    "choose", [lambda z, which: z[which], lambda z, which: jnp.where(which > 0, z[0], z[1])], ids=["index", "where"]
+)
+def test_entries_that_data_choose_among_the_same_latents_are_different_numbers(choose):
+    """The sum of two of them is no multiple of one, although both are one of the same two."""
+
+    def program(arm, context):
+        z = numpyro.sample("z", dist.Gamma(2.0, 3.0).expand([A]))
+        first, second = choose(z, context).T
+        numpyro.sample("reward", dist.Exponential(1.0 / (first + 2.0 * second)))
+
+    assert "division" in refusal_of(RewardModel(program, A, np.zeros(2, int)))
+
+
 def test_high_powers_are_no_sign_and_no_test_of_finiteness():
     """z^1000 overflows at 2 and underflows at .4, so a sign of it is a branch on z."""
     programs = [

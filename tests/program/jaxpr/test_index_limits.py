@@ -9,8 +9,8 @@ import pytest
 
 from ppl_bandit import InvalidProgram, RewardModel
 from ppl_bandit.inputs.checks import check_contexts
-from ppl_bandit.program.jaxpr.entry_reads import DATA
 from ppl_bandit.program.jaxpr.index_limits import find_index_limits, first_outside
+from ppl_bandit.program.jaxpr.interpreter import DATA
 
 
 def program(index, sizes=(5,)):

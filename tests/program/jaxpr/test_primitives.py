@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.program.jaxpr.affine_reads import affine_reads
-from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy
+from ppl_bandit.program.jaxpr.entry_reads import affine_reads
 from ppl_bandit.program.jaxpr.index_limits import index_ranges
-from ppl_bandit.program.jaxpr.interpreter import Domain, dependencies, interpret
+from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, dependencies, fold_in_numpy, interpret
 from ppl_bandit.program.jaxpr.primitives import PRIMITIVES
 from ppl_bandit.runtime.jax_adapter import all_equations
 

@@ -1,7 +1,7 @@
 """The law of each arm's expected reward under the exact engine, if it has a closed form.
 
 An expected reward that is affine in the latents inherits their family: one Beta or Gamma element scaled and shifted, or a
-linear form of a Gaussian block. `program.jaxpr.affine_reads` finds the elements on which it depends; other expected rewards
+linear form of a Gaussian block. `program.jaxpr.entry_reads` finds the elements on which it depends; other expected rewards
 have no closed form here.
 """
 
@@ -23,7 +23,7 @@ from ppl_bandit.engines.exact.laws.pseudo_counts import constant_noise, element_
 from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.joint_events import joint_events
 from ppl_bandit.numerics.tail_excess import tail
-from ppl_bandit.program.jaxpr.affine_reads import Affine, affine_reads
+from ppl_bandit.program.jaxpr.entry_reads import Affine, affine_reads
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -20,14 +19,13 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.refusals import KEEP
+from ppl_bandit.program.jaxpr.entrywise import Entries
 from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
-from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.ranges import values_range
 from ppl_bandit.program.jaxpr.source_lines import location_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
-from ppl_bandit.types import Key
 
 __all__ = ["Gap", "not_conjugate"]
 
@@ -119,13 +117,7 @@ def not_conjugate(
     """
     program, claims = _claims_of(model, is_prior=is_prior)
     latents = {name: jnp.zeros(model.latent_shapes[name]) for name in (*[site.name for site in layout.sites], *outer)}
-    inputs = (jr.key(0), latents, arm, context, outcomes)
-    closed = jax.make_jaxpr(program)(*inputs)
-    # Every sample site is fixed, so that no value may depend on the key.
-    drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(closed.jaxpr.invars) - 1)])
-    hidden = next((claim.name for claim, sources in zip(claims, drawn, strict=True) if sources), None)
-    if hidden is not None:
-        return Gap(f"a random draw hidden from NumPyro reaches {hidden}", "draw it by numpyro.sample", True)
+    closed = jax.make_jaxpr(program)(latents, arm, context, outcomes)
     rows = model.varied_context_rows(np.random.default_rng(29), np.arange(_NUM_CONTEXTS) == 0) if outer else context
 
     def first_gap(arm: np.ndarray | None) -> Gap | None:
@@ -133,13 +125,16 @@ def not_conjugate(
         # floating point flattens. Other families need the certificate, which cannot see a flattened term.
         forms = Forms(may_flatten=all(site.kind == REAL for site in layout.sites))
         given: dict[str, Any] = {site.name: _form_of(forms, layout, site) for site in layout.sites}
-        given |= {name: forms.outer(name, *bounds) for name, bounds in outer.items()}
-        args: list[Any] = [forms.data("key"), *[given[name] for name in sorted(latents)]]
-        args += [forms.data("arm") if arm is None else arm]
-        args += [forms.data(("context", n), values_range(leaf)) for n, leaf in enumerate(jax.tree.leaves(rows))]
-        args += [forms.data(("outcomes", number)) for number in range(len(jax.tree.leaves(outcomes)))]
-        found = forms.evaluate(closed, args)
-        gaps = (_gap_of(claim, out, forms.flattens) for claim, out in zip(claims, found, strict=True))
+        given |= {name: forms.outer(model.latent_shapes[name], *bounds) for name, bounds in outer.items()}
+        args = [*(given[name] for name in sorted(latents)), Data() if arm is None else arm]
+        args += [Data(values_range(leaf)) for leaf in jax.tree.leaves(rows)]
+        args += [Data()] * len(jax.tree.leaves(outcomes))
+        found = [
+            (claim, out)
+            for claim, out in zip(claims, forms.evaluate(closed, args), strict=True)
+            if isinstance(out, Entries)
+        ]
+        gaps = (_gap_of(claim, part, forms.flattens) for claim, out in found for part in forms.values(out))
         return next((gap for gap in gaps if gap is not None), None)
 
     found = first_gap(None)
@@ -152,7 +147,7 @@ def not_conjugate(
 
 
 def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
-    """Return why a value is not a form that its claim allows; None if it is one, or if no latent reaches it.
+    """Return why a number is not a form that its claim allows; None if it is one, or if no latent reaches it.
 
     Args:
         flattens: whether floating point may flatten coefficients.
@@ -179,7 +174,7 @@ def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
     if claim.is_location:
         is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
     elif not claim.is_density:
-        is_low = out.degree == 0 and (out.power <= 1 or (out.exponents is not None and (is_low or claim.may_be_high)))
+        is_low = out.degree == 0 and (out.power <= 1 or (out.monomial is not None and (is_low or claim.may_be_high)))
     if is_low:
         return None
     if out.degree and not claim.is_density and not claim.is_location:
@@ -193,16 +188,16 @@ def _gap_of(claim: "_Claim", out: Any, flattens: bool) -> Gap | None:
     return Gap(reason, _POLYNOMIAL if out.degree else KEEP, False)
 
 
-def _form_of(forms: Forms, layout: Layout, site: SiteBlock) -> Form:
+def _form_of(forms: Forms, layout: Layout, site: SiteBlock) -> Any:
     if site.kind == REAL:
-        return forms.real(site.name, site.shape)
+        return Form(degree=1)
     if site.kind == SIMPLEX:
-        return forms.simplex(site.name, site.shape)
+        return forms.simplex(site.shape)
     low, high = (_one_number(bound) for bound in (site.low, site.high))
     if site.kind == POSITIVE:
         power = _one_number(layout.power[site.span])
-        return forms.positive(site.name, site.shape, low, 1.0 if power is None else power)
-    return forms.unit(site.name, site.shape, low, high)
+        return forms.positive(site.shape, low, 1.0 if power is None else power)
+    return forms.unit(site.shape, low, high)
 
 
 def _one_number(values: Any) -> float | None:
@@ -211,13 +206,11 @@ def _one_number(values: Any) -> float | None:
 
 
 def _claims_of(model: RewardModel, *, is_prior: bool) -> tuple[Callable, list["_Claim"]]:
-    """Return a function of key, latents, arm, context and outcomes that returns values to prove, and a list that it fills."""
+    """Return a function of latents, arm, context and outcomes that returns values to prove, and a list that it fills."""
     claims: list[_Claim] = []
 
-    def program(
-        key: Key, latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]
-    ) -> list[Any]:
-        trace = model.trace(latents, arm, context, outcomes, key)
+    def program(latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes)
         claims.clear()
         with program_lock(), numpyro.validation_enabled(False):  # validation compares values with their support
             for name, site in trace.items():
