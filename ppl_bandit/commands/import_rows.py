@@ -17,13 +17,14 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             "--save-model model.py`, and give --model model.py"
         )
     table, name = read_arguments(arguments), arguments.name or "default"
-    with table_program(table, arguments.model, arguments.kind) as program, Journal(arguments.journal) as journal:
+    found = table_program(table, arguments.model, arguments.kind)
+    with found as (file, program), Journal(arguments.journal) as journal:
         if name in journal.experiments():
             raise ValueError(
                 f"{arguments.journal} has an experiment {name!r} already: give another --name, or add rows in Python with "
                 "update_many"
             )
-        learn_table(table, program, journal=journal, name=name).close()
+        learn_table(table, file, program.rewards, journal=journal, name=name).close()
     show(f"recorded {table.words}")
     show(f"in {arguments.journal} as the experiment {name!r}")
     return {"journal": arguments.journal, "name": name, "num_rows": len(table.arm), "table": table.words}, 0

@@ -243,19 +243,12 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         table = watch.table(header.names)
     rows = []
     for row in table.to_dict("records"):
-        numbers = {
-            key: float(row[key]) if math.isfinite(row[key]) else None for key in ("figure", "threshold", "level")
-        }
         since = None if row["since"] != row["since"] else row["since"].isoformat()
-        rows.append(row | numbers | {"since": since, "arm": None if row["arm"] is None else str(row["arm"])})
-    for row in rows:
+        rows.append(row | {"since": since, "arm": None if row["arm"] is None else str(row["arm"])})
         whose = "" if row["arm"] is None else f" of {row['arm']}"
-        figure = (
-            ""
-            if row["figure"] is None
-            else f", {row['figure']:.3g} against {row['threshold']:.3g} (level {row['level']:.2g})"
-        )
-        show(f"{row['alarm']}{whose} since {row['since'] or 'an unknown time'}{figure}: {row['what_to_do']}")
+        figure = f", {row['figure']:.3g} against {row['threshold']:.3g} (level {row['level']:.2g})"
+        shown = figure if math.isfinite(row["figure"]) else ""
+        show(f"{row['alarm']}{whose} since {since or 'an unknown time'}{shown}: {row['what_to_do']}")
     show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
     return rows, 0
 

@@ -10,19 +10,18 @@ import numpy as np
 from ppl_bandit.commands.model_files import bundled_models
 from ppl_bandit.inputs.tables import Table
 
-__all__ = ["KINDS", "ReadyProgram", "choose_program"]
+__all__ = ["TableProgram", "choose_program"]
 
-KINDS = ("binary", "counts", "positive", "real")
 _LARGEST_DISPERSION = 1.5  # variance over mean of counts, within arms; Poisson intervals are 18% too narrow there
 
 
-class ReadyProgram(NamedTuple):
-    """A program for a table.
+class TableProgram(NamedTuple):
+    """A program that learns a table.
 
     Attributes:
         file: that it comes from.
-        source: its text, with the numbers of this table.
-        rewards: (N,), what the program observes.
+        source: its text; of a ready program, with the numbers of this table.
+        rewards: (N,), what the program observes of each row.
         words: which program it is and why, in one line.
     """
 
@@ -32,11 +31,11 @@ class ReadyProgram(NamedTuple):
     words: str
 
 
-def choose_program(table: Table, kind: str | None = None) -> ReadyProgram:
+def choose_program(table: Table, kind: str | None = None) -> TableProgram:
     """Choose the program for a table's outcome.
 
     Args:
-        kind: one of `KINDS`; None finds it.
+        kind: binary, counts, positive or real; None finds it.
 
     Raises:
         ValueError: if the outcomes are not of the given kind.
@@ -75,7 +74,7 @@ def choose_program(table: Table, kind: str | None = None) -> ReadyProgram:
     elif name in ("counts", "positive"):
         settings["centre"] = float(f"{centre or 1.0:.4g}")
     file = bundled_models()["bernoulli"].parent / "tables" / f"{name}.py"
-    return ReadyProgram(file, _with_settings(file.read_text(), settings), rewards, f"{_WORDS[name]}, because {why}")
+    return TableProgram(file, _with_settings(file.read_text(), settings), rewards, f"{_WORDS[name]}, because {why}")
 
 
 _WORDS = {

@@ -12,8 +12,8 @@ __all__ = ["execute"]
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Learn a table and report; the answer comes first, then the program and what was read."""
     table = read_arguments(arguments)
-    with table_program(table, arguments.model, arguments.kind, arguments.save_model) as program:
-        bandit = learn_table(table, program)
+    with table_program(table, arguments.model, arguments.kind, arguments.save_model) as (file, program):
+        bandit = learn_table(table, file, program.rewards)
         report = replace(bandit.report(more=arguments.more), title=f"{arguments.table.name}: {len(table.arm):,} rows")
         result = report.to_dict() | {"program": program.words, "table": table.words}
         if arguments.html is not None:

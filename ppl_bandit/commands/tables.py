@@ -5,33 +5,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.commands.ready_programs import choose_program
+from ppl_bandit.commands.ready_programs import TableProgram, choose_program
 from ppl_bandit.inputs.columns import context_columns, contexts_from_columns
 from ppl_bandit.inputs.tables import Table, read_plays
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["TableProgram", "learn_table", "read_arguments", "table_program"]
-
-
-class TableProgram(NamedTuple):
-    """The program that learns a table.
-
-    Attributes:
-        file: the loaded program.
-        source: its text.
-        rewards: (N,), what it observes of each row.
-        words: which program it is, in one line.
-    """
-
-    file: ModelFile
-    source: str
-    rewards: np.ndarray
-    words: str
+__all__ = ["learn_table", "read_arguments", "table_program"]
 
 
 def read_arguments(arguments: argparse.Namespace) -> Table:
@@ -52,8 +36,8 @@ def read_arguments(arguments: argparse.Namespace) -> Table:
 @contextmanager
 def table_program(
     table: Table, model: str | None, kind: str | None, save: Path | None = None
-) -> Iterator[TableProgram]:
-    """Load the program for a table; its file is there until the end.
+) -> Iterator[tuple[ModelFile, TableProgram]]:
+    """Load the program that learns a table; its file is there until the end.
 
     Args:
         model: the user's own program; None chooses one by the kind of outcome.
@@ -69,7 +53,8 @@ def table_program(
             raise ValueError(
                 f"{file.path} has the outcomes {', '.join(file.outcomes)}; a table has one: load it in Python"
             )
-        yield TableProgram(file, file.path.read_text(), table.reward, f"{file.path}, as --model says")
+        words = f"{file.path}, as --model says"
+        yield file, TableProgram(file.path, file.path.read_text(), table.reward, words)
         return
     ready = choose_program(table, kind)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,16 +70,15 @@ def table_program(
         ) + ("; it observes successes: with --model, --reward must be a column of 0 and 1" if is_success else "")
         file = load_model(path)
         file.program.__name__ = ready.file.stem  # in texts; every model file calls its program `model`
-        yield TableProgram(file, ready.source, ready.rewards, f"{ready.words}; {remedy}")
+        yield file, ready._replace(words=f"{ready.words}; {remedy}")
 
 
-def learn_table(table: Table, program: TableProgram, **place: Any) -> Bandit:
+def learn_table(table: Table, file: ModelFile, rewards: np.ndarray, **place: Any) -> Bandit:
     """Return a bandit that has learnt all rows; `place` is its journal and name."""
-    file = program.file
     bandit = Bandit(file.program, arms=table.arms, context=file.context, outcomes=file.outcomes, **place)
     lacking = [name for name in context_columns(bandit.model) if name not in table.entries]
     if lacking:
         raise ValueError(f"{file.path} needs the columns {', '.join(lacking)} of the context: name them with --context")
     contexts = contexts_from_columns(bandit.model, len(table.arm), lambda name, kind: table.entries[name])
-    bandit.update_many(arms=table.arm, rewards=program.rewards, contexts=contexts, propensity=table.propensity)
+    bandit.update_many(arms=table.arm, rewards=rewards, contexts=contexts, propensity=table.propensity)
     return bandit

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
-__all__ = ["figure_tools", "save_figure", "styles"]
+__all__ = ["figure_tools", "reward_label", "save_figure", "styles"]
 
 # Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -30,6 +30,11 @@ def styles() -> Iterator[tuple[str, Any]]:
     for number in itertools.count():
         cycle, index = divmod(number, len(_COLOURS))
         yield _COLOURS[index], _DASHES[(index + cycle) % len(_DASHES)]
+
+
+def reward_label(unit: str) -> str:
+    """Return the label of an axis of expected rewards, in a unit that may be empty."""
+    return f"expected reward{f' ({unit})' if unit else ''}"
 
 
 def save_figure(figure: Any, title: str, caption: str, path: str | PathLike) -> None:

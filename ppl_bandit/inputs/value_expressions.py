@@ -10,15 +10,14 @@ import numpy as np
 
 __all__ = ["ValueExpression", "parse_value"]
 
-_BINARY: Mapping[type, Callable] = {
+_OPERATORS: Mapping[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: operator.pow,
-}
-_UNARY: Mapping[type, Callable] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_COMPARE: Mapping[type, Callable] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
@@ -68,23 +67,22 @@ def parse_value(text: str) -> ValueExpression:
     columns: dict[str, None] = {}
 
     def compile_part(node: ast.AST) -> Callable[[Mapping[str, np.ndarray]], Any]:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-            number = float(node.value)
-            return lambda rows: number
-        if isinstance(node, ast.Name):
-            name = quoted.get(node.id, node.id)
-            columns[name] = None
-            return lambda rows: rows[name]
-        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return _apply(_BINARY[type(node.op)], compile_part(node.left), compile_part(node.right))
-        if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-            return _apply(_UNARY[type(node.op)], compile_part(node.operand))
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARE:
-            return _apply(_COMPARE[type(node.ops[0])], compile_part(node.left), compile_part(node.comparators[0]))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
-            if len(node.args) == 1 and not node.keywords:
-                return _apply(_FUNCTIONS[node.func.id], compile_part(node.args[0]))
-        raise ValueError(f"--value {text!r} has {ast.unparse(node)!r}, but may have only {_ALLOWED}")
+        match node:
+            case ast.Constant(int() | float() as value) if not isinstance(value, bool):
+                return lambda rows: float(value)
+            case ast.Name(name):
+                columns[quoted.get(name, name)] = None
+                return lambda rows: rows[quoted.get(name, name)]
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                function, parts = _OPERATORS[type(op)], [left, right]
+            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+                function, parts = _OPERATORS[type(op)], [operand]
+            case ast.Call(ast.Name(name), [argument], []) if name in _FUNCTIONS:
+                function, parts = _FUNCTIONS[name], [argument]
+            case _:
+                raise ValueError(f"--value {text!r} has {ast.unparse(node)!r}, but may have only {_ALLOWED}")
+        compiled = [compile_part(part) for part in parts]
+        return lambda rows: function(*(np.asarray(part(rows), float) for part in compiled))
 
     part = compile_part(tree)
     if not columns:
@@ -100,10 +98,3 @@ def parse_value(text: str) -> ValueExpression:
         return found
 
     return ValueExpression(text, tuple(columns), compute)
-
-
-def _apply(function: Callable, *parts: Callable) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    def call(rows: Mapping[str, np.ndarray]) -> Any:
-        return function(*(np.asarray(part(rows), float) for part in parts))
-
-    return call

@@ -45,12 +45,14 @@ class DriftState(NamedTuple):
         logs: (B,), log of prod (1 + b (2 u - 1)) for each slope b.
         started: (B,), log of the sum of the weights of the starts so far, each over the product before it.
         capital: log of the process before its first value.
+        value: log of the process now.
     """
 
     seen: list[float]
     logs: np.ndarray
     started: np.ndarray
     capital: float = 0.0
+    value: float = 0.0
 
 
 class Bet(NamedTuple):
@@ -137,7 +139,7 @@ def missing_process(num_missing: np.ndarray, num_decisions: np.ndarray, tolerate
 
 def new_drift(capital: float = 0.0) -> DriftState:
     """Return the state of `drift_process` before the first value."""
-    return DriftState([], np.zeros(_SLOPES.size), np.full(_SLOPES.size, -math.inf), capital)
+    return DriftState([], np.zeros(_SLOPES.size), np.full(_SLOPES.size, -math.inf), capital, capital)
 
 
 def drift_process(values: np.ndarray, ties: np.ndarray, state: DriftState) -> tuple[np.ndarray, DriftState]:
@@ -170,7 +172,7 @@ def drift_process(values: np.ndarray, ties: np.ndarray, state: DriftState) -> tu
     started = np.logaddexp.accumulate(np.concatenate([state.started[None], new]), axis=0)[1:]
     unstarted = np.log(1.0 / (starts + 2.0))[:, None]  # the weights of the starts to come
     found = state.capital + log_mean(np.logaddexp(logs + started, unstarted))
-    return found, DriftState(seen, logs[-1], started[-1], state.capital)
+    return found, DriftState(seen, logs[-1], started[-1], state.capital, float(found[-1]))
 
 
 def new_bets() -> list[Bet]:

@@ -15,6 +15,7 @@ from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.live.alarm_processes import (
+    DriftState,
     concentration_process,
     drift_process,
     first_alarm,
@@ -104,8 +105,7 @@ class AlarmWatch:
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._num_decisions = self._num_settled = self._num_missing = 0
         self._num_arms, self._allocation = 0, sample_ratio_start(0)
-        self._drift: dict[tuple[int, int], Any] = {}
-        self._drift_value: dict[tuple[int, int], float] = {}
+        self._drift: dict[tuple[int, int], DriftState] = {}
         self._ties: dict[tuple[int, int], np.random.Generator] = {}
         self._bets = new_bets()
         self._rings: dict[tuple[str, int | None, int], _Ring] = {}
@@ -265,11 +265,11 @@ class AlarmWatch:
         if num_arms == self._num_arms:
             return
         self._allocation = sample_ratio_start(num_arms, self._allocation if self._num_arms else None)
-        mean = float(log_mean(np.array(list(self._drift_value.values())))) if self._num_arms else 0.0
+        mean = float(log_mean(np.array([own.value for own in self._drift.values()]))) if self._num_arms else 0.0
         for arm in range(self._num_arms, num_arms):
             for outcome in range(len(self.settings.outcomes)):
                 key = arm, outcome
-                self._drift[key], self._drift_value[key] = new_drift(mean), mean
+                self._drift[key] = new_drift(mean)
                 self._ties[key] = np.random.default_rng(key)
         self._num_arms = num_arms
 
@@ -290,7 +290,6 @@ class AlarmWatch:
             if rows:
                 key, ties = (arm, outcome), self._ties[arm, outcome].random(len(rows))
                 found, self._drift[key] = drift_process(values[rows, outcome], ties, state)
-                self._drift_value[key] = float(found[-1])
                 self._see("drift", arm, outcome, found, [judged[row][0].time for row in rows], threshold)
 
     def _see(

@@ -9,11 +9,11 @@ import numpy as np
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.journal.repeats import Ask, Known, Repeat, check_unit, find_known
+from ppl_bandit.journal.repeats import Ask, Known, check_unit, find_known
 from ppl_bandit.journal.stores.store import Key, KeyTaken
 from ppl_bandit.types import RequestIdReused
 
-__all__ = ["ask_slate", "asks_of", "decide_asked", "plain", "repeat_of"]
+__all__ = ["asks_of", "decide_asked", "plain"]
 
 
 def asks_of(
@@ -65,63 +65,41 @@ def decide_asked(
     unit_window: float | None,
     refuse: Callable[[Projection, int], None],
     *,
-    is_batch: bool,
-) -> tuple[Projection, list[Event]]:
-    """Return the event of each row's decision, recorded now or before, and the projection of the new ones.
+    is_batch: bool = False,
+    num_places: int | None = None,
+) -> tuple[Projection, list[list[Event]]]:
+    """Return the events of each row's decisions, recorded now or before, and the projection of the new ones.
 
     Args:
         contexts: with a leading axis in a batch; one context otherwise.
         refuse: raises if so many new decisions may not be made.
+        num_places: of the slate that is asked for; None for one decision in each row.
     """
     while True:
         knowns = find_known(experiment.store, experiment.name, asks, projection, allowed, unit_window)
         leader, leaders = _leaders(asks, knowns)
         keys = [key for known in knowns if known.events is not None for key in known.keys]
-        events = {row: known.events[0] for row, known in enumerate(knowns) if known.events is not None}
+        events = {row: known.events for row, known in enumerate(knowns) if known.events is not None}
         try:
             if leaders:
-                refuse(projection, len(leaders))
+                num = num_places or len(leaders)
+                refuse(projection, num)
                 merged = [_merged(row, leader, knowns) for row in leaders]
                 merged[0] = merged[0]._replace(keys=[*merged[0].keys, *keys])
-                index = np.array(leaders)
+                index, units = np.array(leaders), [asks[row].unit for row in leaders]
                 own = jax.tree.map(lambda leaf, index=index: leaf[index], contexts) if is_batch else contexts
-                num_rows = len(leaders) if is_batch else None
-                made = experiment.decide(
-                    projection, allowed, own, num_rows, merged, [asks[row].unit for row in leaders]
+                is_slate = num_places is not None
+                given = projection, allowed, own, num if is_batch or is_slate else None, merged, units
+                made = experiment.decide(*given, is_slate=is_slate)
+                events |= (
+                    {leaders[0]: made} if is_slate else {row: [one] for row, one in zip(leaders, made, strict=True)}
                 )
-                events |= dict(zip(leaders, made, strict=True))
             elif keys:
                 experiment.store.append(experiment.name, [], keys=list({key.name: key for key in keys}.values()))
         except KeyTaken:
             projection = experiment.catch_up()
             continue
         return projection, [events[leader.get(row, row)] for row in range(len(asks))]
-
-
-def ask_slate(
-    experiment: Experiment,
-    projection: Projection,
-    allowed: np.ndarray,
-    context: Any,
-    size: int,
-    ask: Ask,
-    refuse: Callable[[Projection, int], None],
-) -> list[Event]:
-    """Return the events of a slate's places, recorded now or before."""
-    while True:
-        (known,) = find_known(experiment.store, experiment.name, [ask], projection, allowed, None)
-        if known.events is not None:
-            return known.events
-        refuse(projection, size)
-        try:
-            return experiment.decide(projection, allowed, context, size, [known], is_slate=True)
-        except KeyTaken:
-            projection = experiment.catch_up()
-
-
-def repeat_of(request_id: Any, arguments: Any) -> Repeat:
-    """Return the request of a call of `update`."""
-    return Repeat(str(check_unit(request_id, "request_id")), plain(arguments))
 
 
 def plain(value: Any) -> Any:

@@ -38,13 +38,13 @@ from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
-from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
+from ppl_bandit.live.asking import asks_of, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
 from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
-from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
+from ppl_bandit.live.reported_rewards import many_rewards, one_update, reward_values
 from ppl_bandit.live.reward_rows import learn_rows
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
@@ -194,7 +194,7 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
-        exact = None if self.model.context is not None else closed_form(self._learner)
+        exact = None if self.model.context is not None else closed_form(self._learner, self.arms, np.zeros(0, int))
         if exact is None or not exact.is_complete:
             prepare_draws(self._task, self._learner)
         import pandas  # noqa: F401 - a quarter of the time of the first `report`
@@ -254,7 +254,7 @@ class Bandit(ReadableBandit):
             if unit is not None or request_id is not None:
                 return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
             if self._design is not None:
-                refuse_stopped(projection, self._design)
+                refuse_stopped(projection, self._design, 1)
             num = check_size(projection, mask, size) if is_slate else None
             events = self._experiment.decide(projection, mask, context, num, is_slate=is_slate)
         task, learner = projection.task, projection.learner
@@ -275,20 +275,18 @@ class Bandit(ReadableBandit):
         leaves = jax.tree.map(lambda leaf: leaf[None], context)
         asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
         if size is None:
-            return self._decide_asked(projection, mask, context, asks, is_batch=False)[0]
+            return self._decide_asked(projection, mask, context, asks)[0][0]
         if unit is not None:
             raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        size, refuse = check_size(projection, mask, size), self._refuse_stopped
-        events = ask_slate(self._experiment, projection, mask, context, size, asks[0], refuse)
-        return Slate(tuple(self._decision(projection, event) for event in events))
+        num_places = check_size(projection, mask, size)
+        return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
-        self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], *, is_batch: bool
-    ) -> list[Decision]:
-        window, refuse = self._windows.unit, self._refuse_stopped
-        given = self._experiment, projection, mask, contexts, asks, window, refuse
-        projection, events = decide_asked(*given, is_batch=is_batch)
-        return [self._decision(projection, event) for event in events]
+        self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], **shape: Any
+    ) -> list[list[Decision]]:
+        given = self._experiment, projection, mask, contexts, asks, self._windows.unit, self._refuse_stopped
+        projection, found = decide_asked(*given, **shape)
+        return [[self._decision(projection, event) for event in events] for events in found]
 
     def _refuse_stopped(self, projection: Projection, num_new: int) -> None:
         if self._design is not None:
@@ -321,7 +319,7 @@ class Bandit(ReadableBandit):
                 asks_of(units, request_ids, num_rows, contexts, [plain(allowed), None]) if units or request_ids else []
             )
             if asks:
-                return self._decide_asked(projection, mask, contexts, asks, is_batch=True)
+                return [made for (made,) in self._decide_asked(projection, mask, contexts, asks, is_batch=True)]
             self._refuse_stopped(projection, num_rows)
             events = self._experiment.decide(projection, mask, contexts, num_rows)
             return [self._decision(projection, event) for event in events]
@@ -337,8 +335,8 @@ class Bandit(ReadableBandit):
         """
         if self._design is None:
             raise ValueError("this bandit has no design: build it with design=Design(looks, stopping=...)")
-        self._check_process()
-        return take_look(self._experiment, self._design, self._num_pending)
+        self._catch_up()
+        return take_look(self._experiment, self._design)
 
     def update(
         self,
@@ -375,10 +373,8 @@ class Bandit(ReadableBandit):
         with call_within(self._experiment.store.timeout):
             if decision is None:
                 self._catch_up()
-            given = decision, reward, arm, context, correct, shown, propensity
-            report = one_reward(self._experiment.projection.task, *given)
-            repeat = None if request_id is None else repeat_of(request_id, given)
-            return self._learn(report, repeat)[1]
+            given = decision, reward, arm, context, correct, shown, propensity, request_id
+            return self._learn(*one_update(self._experiment.projection.task, *given))[1]
 
     def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
         """Learn from many rewards at once; one that is refused leaves the others as they are.
@@ -393,26 +389,9 @@ class Bandit(ReadableBandit):
             self._catch_up()
             if not isinstance(rows, Sequence) or any(not isinstance(row, Mapping) for row in rows):
                 raise ValueError(f"rows must be a list of mappings, the arguments of `update` by name, got {rows!r}")
-            found = learn_rows(self._experiment, rows, self._request)
+            found = learn_rows(self._experiment, rows)
             self._checkpoint(_EVENTS_PER_CHECKPOINT)
             return found
-
-    def _request(
-        self,
-        decision: Any = None,
-        reward: Any = None,
-        *,
-        arm: Any = None,
-        context: Any = None,
-        correct: bool = False,
-        shown: Any = None,
-        propensity: float | None = None,
-        request_id: str | None = None,
-    ) -> LearnRequest:
-        given = decision, reward, arm, context, correct, shown, propensity
-        return LearnRequest(
-            one_reward(self._task, *given), None if request_id is None else repeat_of(request_id, given)
-        )
 
     def update_many(
         self,
@@ -647,7 +626,7 @@ class Bandit(ReadableBandit):
         return self._experiment.projection if self._expire_overdue() else projection
 
     def _learn(self, report: Report, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
-        """Record what is reported and learn from it; return the events and the diagnostics. An error changes nothing."""
+        """Learn from what is reported, and record it; return the events and the diagnostics. An error changes nothing."""
         if self._is_closed or os.getpid() != self._pid:
             self._check_process()
         experiment, request = self._experiment, LearnRequest(report, repeat)

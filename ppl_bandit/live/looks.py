@@ -132,34 +132,35 @@ _CRITERIA = {  # what is compared, and what happens beyond the threshold
 }
 
 
-def take_look(experiment: Experiment, design: Design, pending: Callable[[], list[int]]) -> LookVerdict:
+def take_look(experiment: Experiment, design: Design) -> LookVerdict:
     """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
 
     A look is due as soon as its number of decisions is reached. If several are, only the last of them is taken. The last look
     of a design with `max_rows` waits until no reward is pending.
-
-    Args:
-        pending: () -> number of pending rewards of each arm.
     """
-    before = experiment.catch_up().look
-    projection = experiment.record_look(lambda latest: look_body(latest, design, pending()))
-    return _verdict(projection, design, projection.look is not before, sum(pending()))
+
+    def num_pending() -> int:
+        return len(experiment.store.pending(experiment.name, None))
+
+    before = experiment.projection.look
+    projection = experiment.record_look(lambda latest: _look_body(latest, design, num_pending()))
+    return _verdict(projection, design, projection.look is not before, num_pending())
 
 
-def look_body(projection: Projection, design: Design, pending: list[int]) -> dict[str, Any] | None:
+def _look_body(projection: Projection, design: Design, num_pending: int) -> dict[str, Any] | None:
     """Return the event of the look that is due; None if none is."""
     num_decisions, last = int(projection.num_played.sum()), projection.look
     index = sum(rows <= num_decisions for rows in design.look_rows) - 1
     if index <= (-1 if last is None else last["look"]) or (last is not None and last["ending"] != ENDINGS[CONTINUE]):
         return None
-    if index == design.num_looks - 1 and design.max_rows is not None and any(pending):
+    if index == design.num_looks - 1 and design.max_rows is not None and num_pending:
         return None
     found, allocation = _check(projection, design, index)
     return {
         "look": index,
         "num_decisions": num_decisions,
         "num_rewards": len(projection.history),
-        "num_pending": sum(pending),
+        "num_pending": num_pending,
         "ending": endings(design)[int(found.ending)],
         "arm": int(found.arm),
         "active": np.asarray(found.active).tolist(),
@@ -290,15 +291,13 @@ _REASONS = {
 }
 
 
-def _reason(ending: str) -> str:
-    return _REASONS.get(ending, ending.replace("_", " ") + " is as asked for; {arm} leads")
-
-
 def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        lines.append(f"Stop at {at}: {_reason(found.ending).format(arm=shown_name(found.arm))}.")
+        other = found.ending.replace("_", " ") + " is as asked for; {arm} leads"
+        reason = _REASONS.get(found.ending, other).format(arm=shown_name(found.arm))
+        lines.append(f"Stop at {at}: {reason}.")
     else:
         lines.append(f"Continue after {at}; the next look is at {found.next_look} decisions.")
         if not found.is_due and found.next_look == design.last_rows and num_pending and design.max_rows is not None:

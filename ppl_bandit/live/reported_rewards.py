@@ -12,25 +12,32 @@ from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
 from ppl_bandit.inputs.numbers import as_numbers
 from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
+from ppl_bandit.journal.repeats import Repeat, check_unit
+from ppl_bandit.live.asking import plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["many_rewards", "one_reward", "reported_reward", "reward_values"]
+__all__ = ["many_rewards", "one_update", "reported_reward", "reward_values"]
 
 
-def one_reward(
+def one_update(
     task: Task,
-    decision: Any,
-    reward: Any,
-    arm: Any,
-    context: Any,
-    correct: bool,
+    decision: Any = None,
+    reward: Any = None,
+    arm: Any = None,
+    context: Any = None,
+    correct: bool = False,
     shown: Any = None,
     propensity: Any = None,
-) -> Report:
-    """Return what is reported by `Bandit.update`; the arguments are its arguments."""
+    request_id: Any = None,
+) -> tuple[Report, Repeat | None]:
+    """Return what is reported by `Bandit.update`, and its request; the arguments are its arguments."""
+    repeat = None
+    if request_id is not None:
+        given = decision, reward, arm, context, correct, shown, propensity
+        repeat = Repeat(str(check_unit(request_id, "request_id")), plain(given))
     if correct is not False:
         correct = check_flag(correct, "correct")
     if reward is None:
@@ -38,7 +45,8 @@ def one_reward(
     if decision is not None:
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
-        return Rewards(reported_reward(task, decision, reward, context, shown, propensity), correct)
+        reported = reported_reward(task, decision, reward, context, shown, propensity)
+        return Rewards(reported, correct), repeat
     if shown is not None or propensity is not None:
         raise ValueError(
             "shown= and propensity= need a decision: without one, give arm=, or update_many(arms=, propensity=)"
@@ -51,7 +59,7 @@ def one_reward(
     context = check_contexts(task.model, context, None, "context")
     rewards = check_rewards(task.model, reward, None, "reward")
     contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-    return Import(Rows(np.array([index]), rewards, contexts))
+    return Import(Rows(np.array([index]), rewards, contexts)), repeat
 
 
 def reported_reward(

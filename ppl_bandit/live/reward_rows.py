@@ -4,13 +4,14 @@ One update of many rows costs about as much as one of a single row. So first rew
 `Bandit.update_many`; if the call is refused, each half of it is tried, so that only wrong rows are refused in the end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import LearnRequest, Reported, Rewards
 from ppl_bandit.live.decisions import decision_ids
-from ppl_bandit.live.reported_rewards import reported_reward
+from ppl_bandit.live.reported_rewards import one_update, reported_reward
+from ppl_bandit.posterior.task import Task
 
 __all__ = ["learn_rows"]
 
@@ -24,19 +25,16 @@ class _Part(NamedTuple):
     request: LearnRequest
 
 
-def learn_rows(
-    experiment: Experiment, rows: Sequence[Mapping[str, Any]], request: Callable[..., LearnRequest]
-) -> list[bool | Exception]:
+def learn_rows(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
     """Return for each row whether something was recorded, or the error that refused it.
 
     Args:
         rows: the arguments of `Bandit.update`, by name.
-        request: returns the call of one row; it may raise to refuse.
     """
     found: list[bool | Exception] = [False] * len(rows)
     remaining: Sequence[int] = range(len(rows))
     while remaining:
-        parts, remaining = _parts(experiment, rows, remaining, request, found)
+        parts, remaining = _parts(experiment.projection.task, rows, remaining, found)
         while parts:
             results = experiment.learn_each([part.request for part in parts])
             refused = []
@@ -53,10 +51,9 @@ def learn_rows(
 
 
 def _parts(
-    experiment: Experiment,
+    task: Task,
     rows: Sequence[Mapping[str, Any]],
     indices: Sequence[int],
-    request: Callable[..., LearnRequest],
     found: list[bool | Exception],
 ) -> tuple[list[_Part], list[int]]:
     """Return the calls of some rows, and the rows that must wait for an earlier one of the same decision."""
@@ -71,9 +68,9 @@ def _parts(
                 later.append(index)
                 continue
             if row.get("reward") is not None and row.keys() <= _TOGETHER and len(ids) == 1:
-                together[index] = reported_reward(experiment.projection.task, **row)
+                together[index] = reported_reward(task, **row)
             else:
-                parts.append(_Part({index: {}}, request(**row)))
+                parts.append(_Part({index: {}}, LearnRequest(*one_update(task, **row))))
             seen.update(ids)
         except (ValueError, TypeError) as error:
             found[index] = error

@@ -30,15 +30,16 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
-from ppl_bandit.live.looks import RuleDistance, rule_distances
+from ppl_bandit.live.looks import rule_distances
 from ppl_bandit.live.show.closed_form import closed_form
-from ppl_bandit.live.show.context_profiles import ContextProfile, context_profiles
+from ppl_bandit.live.show.context_profiles import context_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
-from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, slot_note, subsample_contexts
+from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note, subsample_contexts
 from ppl_bandit.live.show.rendering import bandit_html, explanation_text
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
+from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.live.show.tables import history_table, pending_table
 from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
@@ -353,23 +354,12 @@ class ReadableBandit:
             num_late=self._experiment.projection.num_late,
             age=knowledge_age(self._experiment.store, self._experiment.name),
             note="" if contexts is not None else slot_note(self.model),
-            rules=self._rule_distances(),
+            rules=() if self._design is None else rule_distances(self._catch_up(), self._design),
             profiles=functools.partial(self._context_profiles, found.contexts),
             seed=self.seed,
         )
 
-    def _rule_distances(self) -> tuple[RuleDistance, ...]:
-        if self._design is None:
-            return ()
-        return rule_distances(self._catch_up(), self._design)
-
-    def _num_pending(self) -> list[int]:
-        """Return the number of pending rewards of each arm."""
-        self._catch_up()
-        arms = [event.body["name"] for event in self._experiment.store.pending(self._experiment.name, None)]
-        return [arms.count(name) for name in self.arms]
-
-    def _context_profiles(self, contexts: Any) -> list[ContextProfile]:
+    def _context_profiles(self, contexts: Any) -> list[RewardCurves]:
         if contexts is None or self.model.moving_sites or slot_note(self.model):
             return []
         return context_profiles(self.model, draw(self._catch_up().learner, self.num_samples), contexts)
@@ -419,19 +409,19 @@ class ReadableBandit:
             seen = at_example_values(self.model, self._task.late, seen)
             if self.model.has_clock and len(seen) == 1:  # contexts that differ in their times alone
                 seen = {"time": np.max(seen["time"], keepdims=True)}
-            chosen = subsample_contexts(seen, self.num_samples * len(self.arms))
+            chosen = subsample_contexts(seen, table_size=self.num_samples * len(self.arms))
         else:
             chosen = self.model.context_rows(1)
         learner, num_contexts = self._catch_up().learner, 0 if chosen is None else len(jax.tree.leaves(chosen)[0])
-        first = jax.tree.map(lambda leaf: leaf[0], chosen)
-        exact = closed_form(learner, first) if num_contexts <= 1 else None
-
-        def by_draws() -> Overview:
-            is_clocked = self.model.has_clock and num_contexts > 0
-            latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
-            return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
-
-        return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, chosen)
+        exact = closed_form(learner, self.arms, played, chosen) if num_contexts <= 1 else None
+        if exact is not None and exact.is_complete:
+            return exact
+        is_clocked = self.model.has_clock and num_contexts > 0
+        latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
+        drawn = arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
+        if exact is None:
+            return drawn
+        return exact._replace(best_prob=drawn.best_prob, loss=drawn.loss, draws=drawn.draws)
 
     @property
     def _task(self) -> Task:

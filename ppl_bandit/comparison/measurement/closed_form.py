@@ -41,22 +41,24 @@ def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str,
     precision u ~ Gamma(a, b) scales the reals: 2 a degrees of freedom, and the squared scale is their covariance times
     precision, times b / a.
     """
-    known, bounds = _parameters(engine, state), support_bounds(model)
+    find, bounds = engine.capabilities.parameters, support_bounds(model)
+    assert find is not None  # the engine is exact
+    known = find(state)
     return {name: _law(known[name], jax.device_get(state), bounds[name]) for name in model.latent_shapes}
 
 
 def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> ClosedFormMarginal:
     from scipy import stats
 
-    kind, (low, high) = _kind(values), bounds
-    if kind == "unit":
+    (low, high), names = bounds, values.keys()  # the names of the parameters tell the family
+    if "concentration1" in names:
         law = stats.beta(values["concentration1"], values["concentration0"], loc=low, scale=high - low)
         return ClosedFormMarginal(law, law.mean(), law.std())
-    if kind == "simplex":
+    if "concentration" in names and "rate" not in names:
         share = values["concentration"]
         law = stats.beta(share, share.sum(axis=-1, keepdims=True) - share)
         return ClosedFormMarginal(law, law.mean(), law.std())
-    if kind == "positive":
+    if "rate" in names:
         a, power = values["concentration"], values["power"]
         law = stats.gengamma(a, power, loc=low, scale=values["rate"] ** (-1.0 / power))
         with np.errstate(all="ignore"):  # a power of a Gamma has the moments n for which a + n / power is positive
@@ -75,21 +77,6 @@ def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Clos
     with np.errstate(all="ignore"):
         ratio = np.where(np.isinf(degrees), 1.0, np.where(degrees > 2, degrees / (degrees - 2.0), np.inf))
     return ClosedFormMarginal(law, np.where(degrees > 1, mean, np.nan), np.sqrt(variance * ratio))
-
-
-def _parameters(engine: Engine, state: Any) -> dict[str, dict[str, Any]]:
-    if engine.capabilities.parameters is None:
-        raise ValueError(f"the {engine.explanation.engine} engine has no closed form")
-    return engine.capabilities.parameters(state)
-
-
-def _kind(values: Mapping[str, Any]) -> str:
-    """Return a site's kind of family, by the names of its parameters."""
-    if "concentration1" in values:
-        return "unit"
-    if "rate" in values:
-        return "positive"
-    return "simplex" if "concentration" in values else "real"
 
 
 def support_bounds(model: RewardModel) -> dict[str, tuple[np.ndarray, np.ndarray]]:

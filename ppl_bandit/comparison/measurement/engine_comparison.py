@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
+from ppl_bandit.arguments import check_function
 from ppl_bandit.comparison.measurement.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
@@ -40,6 +41,7 @@ from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import check_count, check_text
+from ppl_bandit.live.show.overview import subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -100,8 +102,7 @@ def compare(
     factories = _labelled(engines)
     if reference is not None and not callable(reference):
         raise ValueError(f"reference must be an engine factory, such as engines.nuts, got {reference!r}")
-    if not callable(say):
-        raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
+    check_function(say, "say", "of a line of text, such as print")
     if name is not None:
         check_text(name, "name")
     check_count(num_samples, "num_samples", 20)
@@ -112,36 +113,15 @@ def compare(
     with jax.enable_x64(True):
         data = check_data(reward_model, data, names)
         parts = _parts(data, _checkpoints(checkpoints, len(data.arm)))
-        contexts = _some_contexts(data)
+        contexts = jax.tree.map(jnp.asarray, subsample_contexts(data.context, _MAX_CONTEXTS))
         decide = make_decide(reward_model, selector, contexts)
         key_reference, key_engines = jr.split(jr.key(seed))
         setup = ComparisonSetup(reward_model, data, parts, decide, num_samples, num_runs)
         references, exact, refusal = find_references(setup, key_reference, reference, say)
         own_factory = exact_factory(reward_model)
         refused = {_name_of(own_factory): refusal} if refusal else {}
-        say(f"compiling and running {len(factories)} engines; Ctrl-C keeps the finished ones")
-        results: dict[str, EngineResult] = {}
-        streams: dict[str, list[EngineRun]] = {}
-        for number, (label, factory) in enumerate(factories.items()):
-            try:
-                if label in refused:
-                    raise NotConjugate(refused[label])
-                runner = exact if factory is own_factory else None
-                runner = runner or compile_engine(factory, reward_model, setup.all_rows, num_samples)
-                key = jr.fold_in(key_engines, number)
-                results[label], streams[label] = _run_and_measure(setup, key, runner, references[-1])
-            except NotConjugate as refusal:
-                refused[label] = str(refusal)
-                say(f"{label}: not run: {refusal}")
-                continue
-            except KeyboardInterrupt:
-                if not results:
-                    raise
-                say(f"interrupted in {label}: the finished engines are kept")
-                refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
-                break
-            seconds = results[label].seconds_cold, results[label].seconds_warm.value
-            say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
+        ready = {label: exact for label, factory in factories.items() if exact is not None and factory is own_factory}
+        results, streams = _run_engines(setup, key_engines, factories, ready, refused, references[-1], say)
         stream = [
             StreamPoint(
                 setup.num_rows_after(number),
@@ -173,6 +153,45 @@ def compare(
         overviews(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=printable(comparison_text(found)))
+
+
+def _run_engines(
+    setup: ComparisonSetup,
+    key: Key,
+    factories: Mapping[str, EngineFactory],
+    ready: Mapping[str, CompiledEngine],
+    refused: dict[str, str],
+    reference: Reference,
+    say: Callable[[str], None],
+) -> tuple[dict[str, EngineResult], dict[str, list[EngineRun]]]:
+    """Return the result of each engine, and its runs after each part of the rows but the last.
+
+    Args:
+        ready: {label: engine that is compiled already}.
+        refused: {label: why it is not run}; those that are refused here are added.
+    """
+    say(f"compiling and running {len(factories)} engines; Ctrl-C keeps the finished ones")
+    results: dict[str, EngineResult] = {}
+    streams: dict[str, list[EngineRun]] = {}
+    for number, (label, factory) in enumerate(factories.items()):
+        try:
+            if label in refused:
+                raise NotConjugate(refused[label])
+            runner = ready.get(label) or compile_engine(factory, setup.model, setup.all_rows, setup.num_samples)
+            results[label], streams[label] = _run_and_measure(setup, jr.fold_in(key, number), runner, reference)
+        except NotConjugate as refusal:
+            refused[label] = str(refusal)
+            say(f"{label}: not run: {refusal}")
+            continue
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            say(f"interrupted in {label}: the finished engines are kept")
+            refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
+            break
+        seconds = results[label].seconds_cold, results[label].seconds_warm.value
+        say(f"{label}: {setup.num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
+    return results, streams
 
 
 def _labelled(engines: Sequence[EngineFactory] | Mapping[str, EngineFactory]) -> dict[str, EngineFactory]:
@@ -217,13 +236,6 @@ def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
         rows._replace(mask=jnp.asarray((position >= first) & (position < last)))
         for first, last in zip([0, *ends[:-1]], ends, strict=True)
     ]
-
-
-def _some_contexts(data: Interaction) -> Any:
-    if data.context is None:
-        return None
-    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MAX_CONTEXTS).round().astype(int))
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
 
 
 def _run_and_measure(

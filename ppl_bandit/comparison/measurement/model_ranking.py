@@ -10,6 +10,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library
+from ppl_bandit.arguments import check_function
 from ppl_bandit.comparison.measurement.engine_runs import CompiledEngine, EngineFactory, compile_engine
 from ppl_bandit.comparison.measurement.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.output.tables import ranking_text
@@ -52,8 +53,7 @@ def rank_models(
     check_count(num_samples, "num_samples")
     check_count(num_runs, "num_runs", 2)
     check_count(seed, "seed", 0)
-    if not callable(say):
-        raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
+    check_function(say, "say", "of a line of text, such as print")
     for name, model in models.items():
         check_reward_model(model, f"models[{name!r}]")
     if len(models) < 2:

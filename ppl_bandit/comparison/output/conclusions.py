@@ -28,12 +28,9 @@ def overviews(
 
 def _by_site(model: RewardModel, flat: np.ndarray) -> dict[str, np.ndarray]:
     """Invert `flatten_latents`."""
-    found, start = {}, 0
-    for name, shape in model.latent_shapes.items():
-        size = math.prod(shape)
-        found[name] = flat[:, start : start + size].reshape(len(flat), *shape)
-        start += size
-    return found
+    ends = np.cumsum([math.prod(shape) for shape in model.latent_shapes.values()])
+    parts = zip(model.latent_shapes.items(), np.split(flat, ends[:-1], axis=1), strict=True)
+    return {name: part.reshape(len(flat), *shape) for (name, shape), part in parts}
 
 
 def answer(result: Comparison) -> str:

@@ -2,18 +2,19 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_contexts
+from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["ContextProfile", "context_profiles", "plot_profiles"]
+__all__ = ["context_profiles", "plot_profiles"]
 
 _NUM_VALUES = 15  # of an entry: the curves of programs that people write have few bends
 _NUM_OTHERS = 12  # contexts whose other entries are averaged over
@@ -23,26 +24,10 @@ _MAX_SHOWN = 6  # entries in the figure
 _MAX_ARMS = 6  # curves that can be told apart
 
 
-class ContextProfile(NamedTuple):
-    """The expected reward of each arm along one entry; the other entries are as in the contexts that were seen.
+def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contexts: Any) -> list[RewardCurves]:
+    """Return the curves along each entry that differs between contexts; the other entries are as in these contexts.
 
-    Attributes:
-        name: of the entry.
-        values: (G,), of the entry: all that were seen, if they are few, else evenly spaced from 2.5% to 97.5% of them.
-        mean, low, high: (G, A), posterior mean and central 95% interval.
-        seen: the entry's values in the contexts that were seen.
-    """
-
-    name: str
-    values: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    seen: np.ndarray
-
-
-def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contexts: Any) -> list[ContextProfile]:
-    """Return the profile of each entry that differs between contexts.
+    The values are all that an entry has in the contexts, if they are few, else evenly spaced from 2.5% to 97.5% of them.
 
     Args:
         draws: of the latents, {site: (M, ...)}.
@@ -50,7 +35,7 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
     """
     found = []
     draws = {site: values[:_MAX_DRAWS] for site, values in draws.items()}
-    others = subsample_contexts(contexts, _MAX_DRAWS * model.num_arms, _NUM_OTHERS)
+    others = subsample_contexts(contexts, _NUM_OTHERS, table_size=_MAX_DRAWS * model.num_arms)
     leaves, structure = jax.tree.flatten(others)
     num_others = len(leaves[0])
     for name, (number, index) in list(context_columns(model).items())[:_MAX_COMPUTED]:
@@ -69,11 +54,11 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
         # (G, M, A), averaged over the other entries
         averaged = tables.reshape(grid.size, num_others, *tables.shape[1:]).mean(axis=1)[: values.size]
         low, high = np.quantile(averaged, [0.025, 0.975], axis=1)
-        found.append(ContextProfile(name, values, averaged.mean(axis=1), low, high, seen))
+        found.append(RewardCurves(name, values, averaged.mean(axis=1), low, high))
     return found
 
 
-def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title: str, unit: str = "") -> Any:
+def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: str, unit: str = "") -> Any:
     """Return a figure with a panel for each of the entries along which the lead changes most; None without any.
 
     Args:
@@ -82,7 +67,7 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     if not profiles:
         return None
 
-    def change(profile: ContextProfile) -> float:
+    def change(profile: RewardCurves) -> float:
         gaps = profile.mean - profile.mean.mean(axis=1, keepdims=True)
         return float(np.ptp(gaps, axis=0).max())
 
@@ -100,32 +85,21 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     )
     for axis, profile in zip(axes.ravel(), shown, strict=False):
         for arm, (colour, dash) in zip(arms, look, strict=False):
-            label = str(shown_name(overview.arms[arm]))
-            if profile.values.size <= 2:  # two groups: points with bars, no line between them
-                offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(profile.values)
-                margins = np.abs([profile.low[:, arm], profile.high[:, arm]] - profile.mean[:, arm])
-                axis.errorbar(
-                    profile.values + offset,
-                    profile.mean[:, arm],
-                    margins,
-                    fmt="o",
-                    color=colour,
-                    capsize=3,
-                    label=label,
-                )
-                axis.set_xticks(profile.values)
-                axis.set_xlim(profile.values[0] - 0.4 * np.ptp(profile.values), None)
-                axis.set_xlim(None, profile.values[-1] + 0.4 * np.ptp(profile.values))
+            label, x = str(shown_name(overview.arms[arm])), profile.values
+            if x.size > 2:
+                profile.draw(axis, arm, colour, dash, label)
                 continue
-            axis.plot(profile.values, profile.mean[:, arm], color=colour, linestyle=dash, label=label)
-            axis.fill_between(
-                profile.values, profile.low[:, arm], profile.high[:, arm], color=colour, alpha=0.12, linewidth=0
-            )
+            # two groups: points with bars, no line between them
+            offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(x)
+            middle = profile.mean[:, arm]
+            margins = np.abs([profile.low[:, arm], profile.high[:, arm]] - middle)
+            axis.errorbar(x + offset, middle, margins, fmt="o", color=colour, capsize=3, label=label)
+            axis.set(xticks=x, xlim=(x[0] - 0.4 * np.ptp(x), x[-1] + 0.4 * np.ptp(x)))
         axis.set_xlabel(profile.name)
     for axis in axes.ravel()[len(shown) :]:
         axis.set_axis_off()
     for row in axes:
-        row[0].set_ylabel(f"expected reward{f' ({unit})' if unit else ''}")
+        row[0].set_ylabel(reward_label(unit))
     axes[0, 0].legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
     rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.kernel_density import density_grid, kernel_density
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.live.show.closed_form import ORDERS
-from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.overview import ORDERS, Overview
 from ppl_bandit.types import Explanation
 
 __all__ = ["NUM_LEADING", "plot_bandit", "posterior_kind"]
@@ -35,7 +34,7 @@ def plot_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
         unit: of the expected reward.
     """
     where = f", {found.where}" if found.where else ""
-    label = f"expected reward{f' ({unit})' if unit else ''}{where}"
+    label = f"{reward_label(unit)}{where}"
     draw = _draw_densities if len(found.arms) <= _MAX_DENSITIES else _draw_forest
     figure = draw(found, played, label)
     figure.suptitle(title, fontsize=11)
@@ -99,10 +98,10 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
 
 def _density(found: Overview, index: int) -> tuple[np.ndarray, np.ndarray]:
     """Return points of an arm's density, which starts and ends at 0."""
-    if found.exact is None:
+    if found.quantiles is None:
         assert found.draws is not None
         return _smoothed(found.draws[:, index])
-    values = found.exact.quantiles[:, index]
+    values = found.quantiles[:, index]
     steps = np.diff(values)
     if np.any(steps <= 0):  # all mass in one point, up to rounding
         return np.array([values[0], values[0]]), np.array([0.0, 1.0])

@@ -1,15 +1,16 @@
 """Expected rewards over time, for a program whose latents move: the laws that the engine had after each reward."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
+from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.simulation.rollouts import (
@@ -23,29 +24,17 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Interaction, Key
 
-__all__ = ["LevelsOverTime", "levels_over_time", "plot_levels"]
+__all__ = ["levels_over_time", "plot_levels"]
 
 _MAX_POINTS = 200
 _NUM_DRAWS = 400
 _MAX_ARMS = 6  # whose bands can be told apart
 
 
-class LevelsOverTime(NamedTuple):
-    """Laws of the arms' expected rewards, as a decision right after some rewards would have read them.
-
-    Attributes:
-        num_rewards: number of rewards before each point.
-        mean, low, high: posterior mean and central 95% interval.
-    """
-
-    num_rewards: Int[np.ndarray, " P"]
-    mean: Float[np.ndarray, "P A"]
-    low: Float[np.ndarray, "P A"]
-    high: Float[np.ndarray, "P A"]
-
-
-def levels_over_time(model: RewardModel, engine: Engine, seed: int, rows: Interaction) -> LevelsOverTime:
+def levels_over_time(model: RewardModel, engine: Engine, seed: int, rows: Interaction) -> RewardCurves:
     """Learn rows again from the prior, and return the laws at no more than 200 points on the way.
+
+    A law is that which a decision right after so many rewards would have read.
 
     Args:
         rows: all that was learnt, in order; at least one.
@@ -68,10 +57,11 @@ def levels_over_time(model: RewardModel, engine: Engine, seed: int, rows: Intera
         start = Play(initial_state(key_init, engine, num_points * size))
         mean, ends = jax.device_get(quick_jit(partial(follow_log, play))(start, log_steps(rows, size=size))[1])
     mean, ends = mean[:num_points], ends[:num_points]
-    return LevelsOverTime(np.minimum(size * (1 + np.arange(num_points)), num_rows), mean, ends[:, 0], ends[:, 1])
+    num_rewards = np.minimum(size * (1 + np.arange(num_points)), num_rows)
+    return RewardCurves("reward number", num_rewards, mean, ends[:, 0], ends[:, 1])
 
 
-def plot_levels(found: LevelsOverTime, arms: list[Any], played: np.ndarray, title: str, caption: str, unit: str) -> Any:
+def plot_levels(found: RewardCurves, arms: list[Any], played: np.ndarray, title: str, caption: str, unit: str) -> Any:
     """Return a figure: a line and a band for each arm over the rewards, and below it which arm was played.
 
     Of more than six arms, those with the largest means at the end are drawn.
@@ -80,21 +70,17 @@ def plot_levels(found: LevelsOverTime, arms: list[Any], played: np.ndarray, titl
         played: index of the arm of every learnt reward, in order.
         unit: of the expected reward.
     """
-    plt = figure_tools()
-    figure, (above, below) = plt.subplots(
+    figure, (above, below) = figure_tools().subplots(
         2, 1, figsize=(9, 5.2), sharex=True, layout="constrained", height_ratios=(4, 1)
     )
     shown = np.sort(np.argsort(-found.mean[-1])[:_MAX_ARMS])
     for row, (index, (colour, dash)) in enumerate(zip(shown, styles(), strict=False)):
-        above.plot(found.num_rewards, found.mean[:, index], color=colour, linestyle=dash, label=str(arms[index]))
-        above.fill_between(
-            found.num_rewards, found.low[:, index], found.high[:, index], color=colour, alpha=0.15, linewidth=0
-        )
+        found.draw(above, index, colour, dash, str(arms[index]))
         numbers = 1 + np.flatnonzero(played == index)
         below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
-    above.set(ylabel=f"expected reward{f' ({unit})' if unit else ''}", title=title)
+    above.set(ylabel=reward_label(unit), title=title)
     above.legend(fontsize=8, loc="upper left", ncols=min(3, shown.size))
-    below.set(xlabel="reward number", ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
+    below.set(xlabel=found.name, ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
     below.set_ylim(shown.size - 0.5, -0.5)
     figure.supxlabel(f"mean and 95% interval of the next decision's law; {caption}", fontsize=8)
     return figure

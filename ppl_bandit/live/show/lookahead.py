@@ -16,7 +16,7 @@ import numpy as np
 
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.live.show.closed_form import draws_from
-from ppl_bandit.live.show.overview import Overview, arm_overview
+from ppl_bandit.live.show.overview import Overview, arm_overview, subsample_contexts
 from ppl_bandit.numerics.expected_loss import loss_after
 from ppl_bandit.posterior.learning import draw
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -51,28 +51,24 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
     A reward is counted for its own arm: where arms share latents, the loss shrinks faster. Empty for a single arm, if an
     expected reward has no mean, or if latents move.
     """
-    projection, exact = experiment.projection, found.exact
+    projection, counts = experiment.projection, found.pseudo_counts
     task, contexts = projection.task, None
     # The formula is for expected rewards that stay as they are.
     if len(found.arms) == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
         return LossesAfter({}, np.nan)
     if found.num_contexts:
         contexts = experiment.history.rows()[2] if len(experiment.history) else task.model.context_rows(1)
-    if exact is not None and exact.is_complete and exact.pseudo_counts is not None:
-        table, counts = draws_from(exact, max(task.num_samples, _NUM_DRAWS), task.seed), exact.pseudo_counts
+    if found.draws is None and counts is not None:
+        table = draws_from(found, max(task.num_samples, _NUM_DRAWS), task.seed)
     else:
         drawn = draw(projection.learner, task.num_samples)
         averaged = arm_overview(task.model, found.arms, np.arange(0), drawn, found.contexts).draws
         assert averaged is not None  # it is made from draws
         table = averaged
-        known = None if exact is None else exact.pseudo_counts
-        counts = (
-            known
-            if known is not None
-            else simulated_pseudo_counts(
-                task.model, drawn, table, found.leaders[:_NUM_SIMULATED], contexts, found.num_rewards, task.seed
-            )
-        )
+        if counts is None:
+            simulated = found.leaders[:_NUM_SIMULATED]
+            given = task.model, drawn, table, simulated, contexts, found.num_rewards, task.seed
+            counts = simulated_pseudo_counts(*given)
     shares = _shares(experiment, contexts)
     now, loss = loss_after(table, 0.0 * shares, counts), float(found.loss[found.leaders[0]])
 
@@ -91,9 +87,10 @@ def _shares(experiment: Experiment, contexts: Any) -> np.ndarray:
     mask = projection.task.arms.mask(None)
     if contexts is None:
         return experiment.next_propensities(projection, mask, None)
-    rows = np.unique(np.linspace(0, len(jax.tree.leaves(contexts)[0]) - 1, _NUM_SHARES).round().astype(int))
-    some = (jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], contexts) for row in rows)
-    return np.mean([experiment.next_propensities(projection, mask, context) for context in some], axis=0)
+    some = subsample_contexts(contexts, _NUM_SHARES)
+    rows = range(len(jax.tree.leaves(some)[0]))
+    each = (jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], some) for row in rows)
+    return np.mean([experiment.next_propensities(projection, mask, context) for context in each], axis=0)
 
 
 def simulated_pseudo_counts(

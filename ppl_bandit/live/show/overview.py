@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.live.show.closed_form import ORDERS, ClosedForm
 from ppl_bandit.numerics.expected_loss import losses_from_table
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "ORDERS",
     "ByContext",
     "Overview",
     "arm_overview",
-    "exact_overview",
     "reward_tables",
     "slot_note",
     "subsample_contexts",
 ]
 
+# Of the tabulated quantiles: evenly spaced for a Normal law.
+ORDERS = np.array([NormalDist().cdf(z) for z in np.linspace(-3.5, 3.5, 81)])
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
 _MAX_ENTRIES = 20_000_000  # of all tables together: 160 MB
 
@@ -59,7 +61,8 @@ class Overview(NamedTuple):
             arm may not exist.
         draws: (M, A), expected rewards, averaged over contexts; None where all numbers are in closed form.
         num_contexts: number of contexts averaged over; 0 for a program without context.
-        exact: the laws in closed form; None where these numbers come from draws.
+        quantiles: (G, A), of the expected reward at `ORDERS`; None where it has no closed form.
+        pseudo_counts: (A,), number of rewards that each arm's posterior is worth; None where that has no closed form.
         contexts: those averaged over, with a leading axis.
         by_context: None for fewer than two contexts, or if the mean of any arm may not exist.
     """
@@ -74,9 +77,15 @@ class Overview(NamedTuple):
     loss: np.ndarray
     draws: np.ndarray | None
     num_contexts: int
-    exact: ClosedForm | None = None
+    quantiles: np.ndarray | None = None
+    pseudo_counts: np.ndarray | None = None
     contexts: Any = None
     by_context: ByContext | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether P(best) is known; in closed form it is if the arms are independent."""
+        return not np.isnan(self.best_prob).any()
 
     @property
     def leaders(self) -> np.ndarray:
@@ -86,11 +95,11 @@ class Overview(NamedTuple):
     def lead(self, first: int, second: int) -> tuple[float, float, float]:
         """Return how much more one arm earns than another: the posterior mean (or median), and the central 95% interval."""
         if self.draws is None:  # independent arms: all pairs of quantiles
-            assert self.exact is not None
+            assert self.quantiles is not None
             cells = np.diff(ORDERS, prepend=0.0, append=1.0)
             weights = 0.5 * (cells[:-1] + cells[1:])
             weights[[0, -1]] += 0.5 * cells[[0, -1]]
-            gaps = np.subtract.outer(self.exact.quantiles[:, first], self.exact.quantiles[:, second]).ravel()
+            gaps = np.subtract.outer(self.quantiles[:, first], self.quantiles[:, second]).ravel()
             order = np.argsort(gaps)
             mass = np.outer(weights, weights).ravel()[order]
             below = np.cumsum(mass) - 0.5 * mass
@@ -108,7 +117,7 @@ class Overview(NamedTuple):
         if self.draws is None:
             return "numbers in closed form"
         drawn = f"from {self.draws.shape[0]} posterior draws"
-        return f"numbers {drawn}" if self.exact is None else f"intervals in closed form, P(best) {drawn}"
+        return f"numbers {drawn}" if self.quantiles is None else f"intervals in closed form, P(best) {drawn}"
 
     @property
     def where(self) -> str:
@@ -208,33 +217,6 @@ def _by_context(tables: np.ndarray, averaged: np.ndarray) -> ByContext:
     return ByContext(shares, float(gains.mean()), (float(low), float(high)), probs)
 
 
-def exact_overview(
-    arms: Sequence[Any], played: np.ndarray, exact: ClosedForm, by_draws: Callable[[], Overview], contexts: Any
-) -> Overview:
-    """Summarise the arms in closed form.
-
-    Args:
-        exact: the laws at one context, or of a program without context.
-        by_draws: the same by draws, for arms that are not independent.
-        contexts: the context, with a leading axis; None for a program without context.
-    """
-    intervals: dict[str, Any] = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
-    if exact.best_prob is None or exact.loss is None:
-        return by_draws()._replace(**intervals, exact=exact)
-    counts = np.bincount(played, minlength=len(arms))
-    probs: dict[str, Any] = {"best_prob": exact.best_prob, "loss": exact.loss}
-    return Overview(
-        list(arms),
-        counts,
-        **intervals,
-        **probs,
-        draws=None,
-        num_contexts=0 if contexts is None else 1,
-        exact=exact,
-        contexts=contexts,
-    )
-
-
 @functools.lru_cache(maxsize=8)
 def reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
     """Return the function (draws, contexts with a leading axis) -> tables of expected rewards (C, M, A)."""
@@ -258,12 +240,14 @@ def slot_note(model: RewardModel) -> str:
     )
 
 
-def subsample_contexts(contexts: Any, table_size: int, most: int = _MAX_CONTEXTS) -> Any:
+def subsample_contexts(contexts: Any, most: int = _MAX_CONTEXTS, *, table_size: int = 1) -> Any:
     """Return at most so many of the contexts, evenly spaced in their order; fewer where the tables would fill the memory.
 
     Args:
         table_size: M times A.
     """
+    if contexts is None:
+        return None
     num, most = len(jax.tree.leaves(contexts)[0]), min(most, max(1, _MAX_ENTRIES // table_size))
     if num <= most:
         return contexts

@@ -12,11 +12,12 @@ from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance
-from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
+from ppl_bandit.live.show.context_profiles import plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import ByContext, Overview
 from ppl_bandit.live.show.rendering import html_table
+from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.types import Explanation
 
 __all__ = ["Report", "evidence_text", "make_report", "name_of"]
@@ -68,7 +69,7 @@ class Report:
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
     rules: tuple[RuleDistance, ...] = ()
-    profiles: Callable[[], list[ContextProfile]] = field(default=list, repr=False)
+    profiles: Callable[[], list[RewardCurves]] = field(default=list, repr=False)
     seed: int = 0
     num_late: int = 0
     age: KnowledgeAge | None = None
@@ -135,7 +136,7 @@ def make_report(
     age: KnowledgeAge | None = None,
     note: str = "",
     rules: tuple[RuleDistance, ...] = (),
-    profiles: Callable[[], list[ContextProfile]] = list,
+    profiles: Callable[[], list[RewardCurves]] = list,
     seed: int = 0,
 ) -> Report:
     """Write the report.

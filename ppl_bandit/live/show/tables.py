@@ -59,11 +59,11 @@ def pending_table(experiment: Experiment, until: float | None) -> "pandas.DataFr
     }
     if len(model.outcomes) > 1:
         columns |= {name: [record.reward.get(name, np.nan) for record in records] for name in model.outcomes}
-    late = experiment.projection.task.late
-    if len(model.outcomes) > 1 or late:
-        if len(model.outcomes) > 1:
-            columns["learnt"] = [", ".join(o for o in model.outcomes if o in record.counted) for record in records]
-        columns["waiting_for"] = [_waiting_for(record, (*model.outcomes, *late)) for record in records]
+        columns["learnt"] = [", ".join(o for o in model.outcomes if o in record.counted) for record in records]
+    needed = (*model.outcomes, *experiment.projection.task.late)
+    if len(needed) > 1:
+        unknown = [[one for one in needed if one not in r.reward and one not in r.late] for r in records]
+        columns["waiting_for"] = [", ".join(names) for names in unknown]
     note = _why_waiting(experiment, records)
     num_leaves = len(jax.tree.leaves(model.context)) if pending else 0
     leaves = [np.asarray([record.context[i] for record in records]) for i in range(num_leaves)]
@@ -79,11 +79,6 @@ def _why_waiting(experiment: Experiment, records: list[DecisionRecord]) -> str:
     known = [separable_outcomes(task.model, frozenset(r.reward)) for r in records if r.reward and r.row is None]
     why = why_not_in_part(task, projection.prior.engine) if any(known) else ""
     return f"outcomes wait until all are known: {why}" if why else ""
-
-
-def _waiting_for(record: DecisionRecord, needed: tuple[str, ...]) -> str:
-    """Return the outcomes and late entries that are not known yet, in words."""
-    return ", ".join(name for name in needed if name not in record.reward and name not in record.late)
 
 
 def _times(values: list[float | None]) -> Any:

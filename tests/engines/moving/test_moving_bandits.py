@@ -62,7 +62,7 @@ def test_a_live_bandit_steps_once_for_each_reward_in_the_order_of_arrival():
     levels = levels_over_time(model(), engine(), 0, rows)
     # Means of 400 draws: three standard errors.
     assert np.all(np.abs(levels.mean[-1] - mean) < 3 * np.sqrt(variance / 400))
-    assert levels.num_rewards.tolist() == [1, 2, 3, 4]
+    assert levels.values.tolist() == [1, 2, 3, 4]
     assert len(bandit.plot().axes) == 2
     tree = bandit.to_arviz(50)  # the draws say nothing about the latents of earlier rows
     names = tree.groups() if callable(tree.groups) else tree.children  # ArviZ before 1.0, and its trees
