@@ -30,6 +30,10 @@ __all__ = [
     "take_rows",
 ]
 
+# The index of stored rows is a set-associative hash table: a row may occupy any of the ways of the set of its hash. A row
+# whose set is full is stored again, which costs time and does not change the posterior.
+_NUM_SETS, _NUM_WAYS = 1024, 4
+
 
 class Buffer(NamedTuple):
     """Rows 0, ..., num_rows - 1 are data, the rest is padding; N is the capacity.
@@ -39,6 +43,7 @@ class Buffer(NamedTuple):
         reward: {outcome: (N,)}, in the dtypes of the outcomes.
         context: a pytree whose leaves have a leading axis N, or None.
         times: how often each row was observed.
+        table: indices of rows by their hash; -1 is empty.
         num_rows: number of rows that hold data.
     """
 
@@ -46,6 +51,7 @@ class Buffer(NamedTuple):
     reward: dict[str, Array]
     context: Any
     times: Int[Array, " N"]
+    table: Int[Array, "sets ways"]
     num_rows: Int[Array, ""]
 
 
@@ -68,7 +74,8 @@ class BufferedRows(NamedTuple):
 def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
     """Return a buffer without data; its padding is the example context on arm 0."""
     none = jnp.zeros(capacity, int)
-    return Buffer(none, model.zero_outcomes(capacity), model.context_rows(capacity), none, jnp.zeros((), int))
+    table = jnp.full((_NUM_SETS if capacity else 0, _NUM_WAYS), -1)
+    return Buffer(none, model.zero_outcomes(capacity), model.context_rows(capacity), none, table, jnp.zeros((), int))
 
 
 def rows_that_fit(buffer: Buffer, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
@@ -115,19 +122,27 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
     """
     capacity = buffer.arm.shape[0]
     new = row[:3]
-    is_same = (jnp.arange(capacity) < buffer.num_rows) & merges
-    for stored, value in zip(jax.tree.leaves(buffer[:3]), jax.tree.leaves(new), strict=True):
-        is_same &= jnp.all((stored == value).reshape(capacity, -1), axis=1)
+    candidates = buffer.table[_hash_set(new)] if merges else jnp.full(_NUM_WAYS, -1, buffer.table.dtype)
+    is_same = candidates >= 0
+    if merges:
+        for stored, value in zip(jax.tree.leaves(buffer[:3]), jax.tree.leaves(new), strict=True):
+            same = stored[candidates] == value
+            is_same &= jnp.all(same.reshape(_NUM_WAYS, -1), axis=1)
     is_known = jnp.any(is_same)
     is_new = is_counted & ~is_known & (buffer.num_rows < capacity)
-    place = jnp.where(is_known, jnp.argmax(is_same), buffer.num_rows)
+    place = jnp.where(is_known, candidates[jnp.argmax(is_same)], buffer.num_rows)
+    table = buffer.table
+    if merges:
+        way = jnp.where(jnp.any(candidates < 0), jnp.argmax(candidates < 0), buffer.num_rows % _NUM_WAYS)
+        where = jnp.where(is_new, _hash_set(new), _NUM_SETS)
+        table = table.at[where, way].set(place.astype(table.dtype), mode="drop")
 
     def write(stored: Array, value: Array) -> Array:
         return stored.at[jnp.where(is_new, place, capacity)].set(value, mode="drop")
 
     arm, reward, context = jax.tree.map(write, buffer[:3], new)
     times = buffer.times.at[jnp.where(is_counted, place, capacity)].add(1, mode="drop")
-    return Buffer(arm, reward, context, times, buffer.num_rows + is_new)
+    return Buffer(arm, reward, context, times, table, buffer.num_rows + is_new)
 
 
 def append_rows(model: RewardModel, buffer: Buffer, interaction: Interaction, merges: bool = True) -> Buffer:
@@ -165,7 +180,7 @@ def grow_buffer(buffer: Buffer, num_rows: int) -> Buffer:
 
     arm, reward, context = jax.tree.map(pad, jax.device_get(buffer[:3]))
     times: Any = np.pad(jax.device_get(buffer.times), (0, larger - capacity))
-    return Buffer(arm, reward, context, times, buffer.num_rows)
+    return Buffer(arm, reward, context, times, buffer.table, buffer.num_rows)
 
 
 def read_buffer(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = None) -> BufferedRows:
@@ -199,3 +214,18 @@ def read_buffer(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | N
 def reserve(state: Any, num_rows: int) -> Any:
     """Return a state with capacity for more rows; it runs outside of `jit`."""
     return state._replace(buffer=grow_buffer(state.buffer, num_rows))
+
+
+def _hash_set(row: Any) -> Int[Array, ""]:
+    """Return the set of a row in the hash table."""
+    total = jnp.zeros((), jnp.uint32)
+    for number, leaf in enumerate(jax.tree.leaves(row)):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            # Equal numbers need equal bits: -0.0 + 0.0 is 0.0.
+            bits = jax.lax.bitcast_convert_type(leaf + 0.0, jnp.uint32).ravel()
+        else:
+            bits = leaf.astype(jnp.uint32).ravel()
+        odd = np.random.default_rng(number).integers(0, 2**31, bits.size, dtype=np.uint32) * 2 + 1
+        total += jnp.sum(bits * odd, dtype=jnp.uint32)
+    total = (total ^ (total >> 15)) * jnp.uint32(0x2C1B3C6D)
+    return ((total ^ (total >> 12)) % _NUM_SETS).astype(int)
