@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_flag", "check_function", "check_number"]
-
 
 def check_flag(value: Any, argument: str) -> bool:
     """Return a flag as a bool.

@@ -23,14 +23,13 @@ from ppl_bandit.inputs.checks import check_contexts, check_engine, check_rewards
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.posterior.fallback import learn
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import Learner, Rows, draw, evidence_of, start
+from ppl_bandit.posterior.learning import Learner, draw, evidence_of, start
+from ppl_bandit.posterior.partial_rows import Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import KEYWORDS, takes
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Engine
-
-__all__ = ["Online"]
 
 _SELECTOR = selectors.greedy()  # shared, so that posteriors share compiled functions; it is never asked
 _NUM_POINTS = 3  # at which the identity of the exact evidence is evaluated; its values differ by rounding

@@ -11,30 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
-__all__ = [
-    "AlreadyRewarded",
-    "BanditError",
-    "BestArmMoments",
-    "Capabilities",
-    "DETAILS",
-    "Draws",
-    "Engine",
-    "ExperimentStopped",
-    "Explanation",
-    "Interaction",
-    "InvalidContext",
-    "InvalidProgram",
-    "Key",
-    "Marginals",
-    "NotConjugate",
-    "Selection",
-    "RequestIdReused",
-    "Selector",
-    "Tail",
-    "UnknownArm",
-    "UnknownDecision",
-]
-
 Key: TypeAlias = KeyArray[Array, ""]
 Draws: TypeAlias = dict[str, Array]  # {latent site: (M, ...)}
 State: TypeAlias = Any  # a pytree of fixed shape, private to its engine

@@ -3,7 +3,5 @@
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CommandResult", "ShowLine"]
-
 ShowLine = Callable[[str], None]
 CommandResult = tuple[Any, int]  # the result for `to_plain`, and the exit status

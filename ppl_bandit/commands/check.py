@@ -8,8 +8,6 @@ from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.engines.choose import candidates
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
-__all__ = ["CheckResult", "check_model", "execute"]
-
 
 class CheckResult(NamedTuple):
     """What is known about a model without data.

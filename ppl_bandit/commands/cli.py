@@ -20,8 +20,6 @@ from ppl_bandit.commands.arguments.parser import make_parser
 from ppl_bandit.display.plain_values import to_plain
 from ppl_bandit.display.terminal import printable
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130  # 128 + SIGINT
 _CLOSED_PIPE = 141  # 128 + SIGPIPE
 _PLAIN_WARNING = warnings.formatwarning

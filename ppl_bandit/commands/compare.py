@@ -18,8 +18,6 @@ from ppl_bandit.inputs.data_files import read_data, write_data
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Compare or rank; the status is 130 if Ctrl-C ended a comparison early."""

@@ -15,8 +15,6 @@ from ppl_bandit.display.progress import progress_reporter
 
 # JAX and NumPyro take seconds to import: they are imported where they are used, after the first line is shown.
 
-__all__ = ["CONJUGATE_MODELS", "HURDLE_NOTE", "DemoResult", "draw_demo", "execute"]
-
 # One model per conjugate family; the slowest comes early, so that two processes end at about the same time.
 CONJUGATE_MODELS = ("bernoulli", "hurdle", "linear_gaussian", "gaussian", "poisson", "hierarchical_gaussian")
 NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 300, 40, 100

@@ -24,8 +24,6 @@ from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
 from ppl_bandit.trials.recorded_design import design_settings
 
-__all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Simulate a design, and write `design.json`, `table.csv`, `design.png` and `report.html`."""

@@ -18,8 +18,6 @@ from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["execute"]
-
 _MOST_NAMED = 6  # arms in a sentence
 
 

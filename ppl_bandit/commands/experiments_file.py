@@ -16,8 +16,6 @@ from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["ENGINES", "SELECTORS", "open_bandit", "open_decider", "open_sealer", "read_config"]
-
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
 ENGINES = ("collapsed", "conjugate", "laplace", "nuts", "reweight", "svi")
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}

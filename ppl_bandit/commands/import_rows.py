@@ -6,8 +6,6 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.tables import learn_table, read_arguments, table_program
 from ppl_bandit.journal.journal import Journal
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Record the rows; an experiment that has some already is refused, because they would count twice."""

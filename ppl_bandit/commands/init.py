@@ -6,8 +6,6 @@ from pathlib import Path
 
 from ppl_bandit.commands import CommandResult, ShowLine
 
-__all__ = ["execute"]
-
 _MODEL = '''"""The reward model of {name}: a success rate for each arm. Change it to what a reward of yours is."""
 
 import jax.numpy as jnp

@@ -25,8 +25,6 @@ from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, ReadingE
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["execute"]
-
 _WITH_PROGRAM = ("look", "report", "replay", "erase", "expire", "verify")
 
 

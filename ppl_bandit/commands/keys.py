@@ -5,8 +5,6 @@ import argparse
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.serving.keys import KeyFile
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Run an action; `create` prints the key as the last word of the output, once."""

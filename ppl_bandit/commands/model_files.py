@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import BanditError
 
-__all__ = ["ModelFile", "ModelFileError", "bundled_models", "load_model"]
-
 
 class ModelFile(NamedTuple):
     """Contents of a model file.

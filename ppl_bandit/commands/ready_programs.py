@@ -10,8 +10,6 @@ import numpy as np
 from ppl_bandit.commands.model_files import bundled_models
 from ppl_bandit.inputs.tables import Table
 
-__all__ = ["TableProgram", "choose_program"]
-
 _LARGEST_DISPERSION = 1.5  # variance over mean of counts, within arms; Poisson intervals are 18% too narrow there
 
 

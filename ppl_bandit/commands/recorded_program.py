@@ -6,8 +6,6 @@ from pathlib import Path
 from ppl_bandit.journal.open_experiment import ExperimentHeader
 from ppl_bandit.journal.stores.store import JournalError
 
-__all__ = ["find_program"]
-
 _REMEDY = "give --model path/to/file.py, or file.py:function"
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.tables import learn_table, read_arguments, table_program
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Learn a table and report; the answer comes first, then the program and what was read."""

@@ -20,8 +20,6 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["execute", "reproduce"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Reproduce figures, and write `reproduction.md`, the figures and the data."""

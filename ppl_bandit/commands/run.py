@@ -17,8 +17,6 @@ from ppl_bandit.simulation.simulate import simulate
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Simulate, and write `runs.nc`, `table.md` and the figures; the status is 130 if Ctrl-C ended it early."""

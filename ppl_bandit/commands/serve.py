@@ -11,8 +11,6 @@ from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["execute"]
-
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Serve until SIGTERM or Ctrl-C."""

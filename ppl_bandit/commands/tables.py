@@ -15,8 +15,6 @@ from ppl_bandit.inputs.columns import context_columns, contexts_from_columns
 from ppl_bandit.inputs.tables import Table, read_plays
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["learn_table", "read_arguments", "table_program"]
-
 
 def read_arguments(arguments: argparse.Namespace) -> Table:
     """Read the table that the arguments name."""

@@ -9,8 +9,6 @@ from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.tune import tune
 
-__all__ = ["execute"]
-
 _HEAVY_TAIL = 0.1  # share of all regret in one world above which means are unreliable
 _MIN_WORLDS_FOR_TAIL = 128
 

@@ -22,8 +22,6 @@ from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Decider", "DeciderHealth"]
-
 _PAUSE = 0.5  # seconds before the journal is tried again, and at most until `close` is seen
 
 

@@ -14,8 +14,6 @@ from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["Sealer", "SealerHealth"]
-
 _SHORTEST = 0.001  # seconds between two rounds
 _SAYING = 0.25  # seconds after which deciders are told that nothing has changed
 

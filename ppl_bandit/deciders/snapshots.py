@@ -21,8 +21,6 @@ from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.store import JournalError
 
-__all__ = ["SnapshotExperiment", "channel_of", "is_changed", "publish"]
-
 
 def channel_of(experiment: str) -> str:
     """Return the channel on which the snapshots of an experiment are announced."""

@@ -3,8 +3,6 @@
 import unicodedata
 from typing import Any
 
-__all__ = ["original_cell", "safe_cell", "safe_frame"]
-
 
 def safe_cell(value: Any) -> Any:
     """Return a text that a spreadsheet would run as a formula with an apostrophe before it; anything else unchanged."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
-__all__ = ["figure_tools", "reward_label", "save_figure", "styles"]
-
 # Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))

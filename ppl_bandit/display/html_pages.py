@@ -14,8 +14,6 @@ from typing import Any
 from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.display.terminal import printable
 
-__all__ = ["escaped", "html_figure", "html_page", "html_paragraphs", "html_rows", "installed_versions", "preformatted"]
-
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }

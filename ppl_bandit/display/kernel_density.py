@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["density_grid", "kernel_density"]
-
 _NUM_BINS = 2000
 
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_plain"]
-
 
 def to_plain(value: Any) -> Any:
     """Return NamedTuples as dicts and arrays as lists, with None for nan and infinities, which JSON does not have."""

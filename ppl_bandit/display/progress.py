@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 from ppl_bandit.display.terminal import printable
 
-__all__ = ["progress_reporter"]
-
 _SECONDS_BETWEEN_LINES = {True: 2.0, False: 20.0}  # on a terminal, and elsewhere
 
 

@@ -3,8 +3,6 @@
 import unicodedata
 from typing import Any
 
-__all__ = ["printable", "shown_name"]
-
 # Letters of right-to-left scripts are printed; characters that reverse the order of others are not.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 

@@ -14,18 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "Info",
-    "all_passed",
-    "checks_text",
-    "describe_failures",
-    "make_info",
-    "passing_value",
-    "worst_values",
-]
-
 
 class Check(NamedTuple):
     """A measure and its bound.

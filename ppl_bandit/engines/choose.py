@@ -11,8 +11,6 @@ from ppl_bandit.engines.deferred import deferred_explanation
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, NotConjugate
 
-__all__ = ["as_engine", "candidates", "choose"]
-
 
 def _imported(name: str, **settings: Any) -> Callable[[RewardModel], Engine]:
     """Return a factory that is imported when it is called."""

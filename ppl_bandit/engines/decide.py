@@ -18,8 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.types import Draws, Engine, Key, Selection, Selector
 
-__all__ = ["decision_function"]
-
 
 def decision_function(
     expected_rewards: Callable[[Draws, Any], Float[Array, "M A"]],

@@ -12,8 +12,6 @@ import jax
 
 from ppl_bandit.types import Capabilities, Engine, Explanation
 
-__all__ = ["deferred_engine", "deferred_explanation", "engine_facts"]
-
 
 def engine_facts(engine: Engine) -> dict[str, Any]:
     """Return what `deferred_engine` needs to know of an engine, as JSON values; no text that describes a program."""

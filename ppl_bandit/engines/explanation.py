@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
-__all__ = ["explain", "explain_approximate", "program_name"]
-
 _ORDER = (
     "expected reward",
     "time",

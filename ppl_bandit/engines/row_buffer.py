@@ -15,21 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = [
-    "Buffer",
-    "BufferedRows",
-    "append_rows",
-    "append_row",
-    "as_rows",
-    "empty_buffer",
-    "grow_buffer",
-    "read_buffer",
-    "reserve",
-    "row_mask",
-    "rows_that_fit",
-    "take_rows",
-]
-
 # The index of stored rows is a set-associative hash table: a row may occupy any of the ways of the set of its hash. A row
 # whose set is full is stored again, which costs time and does not change the posterior.
 _NUM_SETS, _NUM_WAYS = 1024, 4

@@ -4,8 +4,6 @@ from typing import Any
 
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["check_settings", "refuse_moving", "stored_evidence"]
-
 
 def check_settings(discount: float, **counts: int) -> None:
     """Check the settings of an engine: counts are positive integers, the discount lies in (0, 1].

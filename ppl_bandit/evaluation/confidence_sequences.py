@@ -14,16 +14,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from scipy import special
 
-__all__ = [
-    "Bounds",
-    "asymptotic_margin",
-    "bernoulli_bounds",
-    "beta_binomial_log_mixture",
-    "empirical_bernstein_lower",
-    "excludes_mean",
-    "normal_mixture_parameter",
-]
-
 Numbers: TypeAlias = float | np.ndarray
 
 _NUM_BISECTIONS = 60  # halves an interval to 1e-18 of its length

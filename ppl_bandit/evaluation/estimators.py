@@ -16,21 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-__all__ = [
-    "Estimate",
-    "direct_method",
-    "doubly_robust_scores",
-    "effective_events",
-    "effective_sample_size",
-    "importance_weights",
-    "inverse_propensity",
-    "running_means",
-    "self_normalised",
-    "stabilising_weights",
-    "weighted_contrast",
-    "weighted_mean",
-]
-
 _MEMORY = 1000  # rows over which `stabilising_weights` average
 
 

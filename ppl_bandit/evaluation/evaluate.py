@@ -22,8 +22,6 @@ from ppl_bandit.types import Engine, Selector
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["evaluate", "evaluate_arms", "find_model", "logged_decisions", "valued_decisions"]
-
 _NUM_DRAWS = 2000
 _MOST_CONTEXTS = 200
 

@@ -19,8 +19,6 @@ from ppl_bandit.inputs.numbers import as_plain_numbers
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Evaluation", "evaluate_decisions", "resolve_arguments"]
-
 MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
 MIN_EFFECTIVE_EVENTS = 20.0  # normal intervals cover .93 or more from here on: tests/evaluation/test_rare_rewards.py
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1

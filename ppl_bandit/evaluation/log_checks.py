@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_repeated_rows", "order_doubts", "propensity_doubts"]
-
 _ID_COLUMNS = ("decision", "decision_id", "request_id")
 _TIME_COLUMNS = ("decided", "decided_at", "time", "timestamp", "datetime", "date", "step")
 _MOST_COPIES = 20

@@ -10,8 +10,6 @@ from ppl_bandit.evaluation.log_checks import check_repeated_rows, order_doubts, 
 from ppl_bandit.inputs.columns import cell_number
 from ppl_bandit.inputs.data_frames import check_columns, column_cells
 
-__all__ = ["LoggedDecisions", "decisions_from_frame"]
-
 _PROPENSITY_COLUMN = re.compile(r"propensity_(.+)")
 _SUM_TOLERANCE = 1e-6  # of propensities that were written with a few digits
 

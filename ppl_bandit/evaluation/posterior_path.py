@@ -33,8 +33,6 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["NUM_SAMPLES", "PosteriorPath", "engine_of", "follow_posterior", "rows_of_log", "without_text"]
-
 _MAX_BLOCKS = 500
 NUM_SAMPLES = 400  # posterior draws at each decision
 

@@ -21,8 +21,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ProgramComparison", "compare_programs"]
-
 _SURE = 2.0  # standard errors
 
 

@@ -15,8 +15,6 @@ from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["decisions_from_experiment", "decisions_from_journal"]
-
 
 def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
     """Return the rewarded decisions of an open experiment; see `_from_events`.

@@ -35,8 +35,6 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["RejectionResult", "accepted_rows", "evaluate_by_rejection"]
-
 _MIN_ACCEPTED = 30
 
 

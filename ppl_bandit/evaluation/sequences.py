@@ -18,8 +18,6 @@ from ppl_bandit.evaluation.targets import Component
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BETA_BINOMIAL", "OPTIMAL_PLAYS", "ScoredRows", "Sequence", "confidence_sequence"]
-
 BETA_BINOMIAL = "beta-binomial mixture per arm: needs rewards within bounds and constant arm means, no propensities"
 EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
 ASYMPTOTIC = (

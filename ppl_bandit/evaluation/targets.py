@@ -21,8 +21,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Selector, UnknownArm
 
-__all__ = ["Component", "contrast_words", "resolve_target", "with_value"]
-
 _NUM_DRAWS, _NUM_PLAYS = 400, 100  # latents from the prior, and plays of every arm given each
 _LARGEST_DEVIATION = 5.0  # standard errors
 

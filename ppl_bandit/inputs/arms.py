@@ -9,8 +9,6 @@ import numpy as np
 from ppl_bandit.inputs.numbers import check_count, check_text
 from ppl_bandit.types import UnknownArm
 
-__all__ = ["Arms"]
-
 
 class Arms:
     """The arms by name, or by number if they have no names."""

@@ -19,18 +19,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Engine, Interaction, InvalidContext, Selector
 
-__all__ = [
-    "as_interaction",
-    "check_contexts",
-    "check_data",
-    "check_engine",
-    "check_leaf",
-    "check_rewards",
-    "check_selector",
-    "count_rows",
-    "impossible_rows",
-]
-
 _ACCEPTED_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
 _DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["cell_number", "column_values", "context_columns", "contexts_from_columns", "key_names"]
-
 
 def key_names(path: Any) -> list[str]:
     """Return the keys of a path in a pytree as texts."""

@@ -18,8 +18,6 @@ from ppl_bandit.inputs.columns import cell_number, column_values, context_column
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import BanditError, Interaction
 
-__all__ = ["DataFileError", "read_data", "read_table", "write_data"]
-
 
 class DataFileError(BanditError):
     """A CSV file cannot be read; the message gives the row, the column, the fault and what to do."""

@@ -17,17 +17,6 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidContext
 
-__all__ = [
-    "FrameRows",
-    "check_columns",
-    "column_cells",
-    "column_numbers",
-    "contexts_from",
-    "contexts_of_decisions",
-    "is_frame",
-    "rows_from",
-]
-
 FrameRows = tuple[list[Any], dict[str, np.ndarray], Any]  # arms, {outcome: rewards}, contexts
 
 

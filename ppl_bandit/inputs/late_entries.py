@@ -14,8 +14,6 @@ from ppl_bandit.inputs.checks import check_leaf
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidContext
 
-__all__ = ["at_example_values", "check_late_names", "check_late_values", "fill_late", "late_note", "late_numbers"]
-
 
 def check_late_names(model: RewardModel, late: Any) -> tuple[str, ...]:
     """Return the names of late entries.

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_numbers", "as_plain_numbers", "as_seconds", "check_count", "check_text"]
-
 _KINDS = {
     "c": "complex numbers",
     "U": "text",

@@ -15,8 +15,6 @@ from ppl_bandit.program.model.tracing import masked_rows
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction
 
-__all__ = ["impossible_outcome", "irrelevant_outcomes"]
-
 
 def impossible_outcome(model: RewardModel, arm: int, context: Any, values: Mapping[str, float]) -> str | None:
     """Return an outcome whose value the program cannot produce, whatever the outcomes that are not known yet; None if none.

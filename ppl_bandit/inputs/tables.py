@@ -11,8 +11,6 @@ from ppl_bandit.display.csv_cells import original_cell
 from ppl_bandit.inputs.data_files import DataFileError, read_table
 from ppl_bandit.inputs.value_expressions import parse_value
 
-__all__ = ["EQUAL", "Table", "read_plays"]
-
 EQUAL = "equal"  # in place of a column: every arm had the same probability
 _KNOWN = {  # names of columns that are found without being named
     "--arm": ("arm", "variant", "treatment", "group", "action", "variation"),

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ValueExpression", "parse_value"]
-
 _OPERATORS: Mapping[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

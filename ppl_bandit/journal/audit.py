@@ -30,17 +30,6 @@ from ppl_bandit.types import UnknownDecision
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "KnowledgeAge",
-    "Verification",
-    "decision_details",
-    "decision_records",
-    "decision_table",
-    "experiment_status",
-    "knowledge_age",
-    "utc_time",
-]
-
 _PAGE = 500  # decisions read at once
 _NEWEST = 10_000  # decisions of deciders of which the age is told: 0.2 s
 _CHANGES = (ARMS, CHANGED, LOOKED)  # which arms are played, and how

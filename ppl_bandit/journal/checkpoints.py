@@ -27,16 +27,6 @@ from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
-__all__ = [
-    "StoredPosterior",
-    "announced_checkpoints",
-    "checkpoint_difference",
-    "load_checkpoint",
-    "make_checkpoint",
-    "restore_learner",
-    "save_checkpoint",
-]
-
 _NUM_COMPARED = 20  # draws
 _TOLERANCE = 1e-6  # rounding on another processor, relative to the largest draw of an entry
 

@@ -16,8 +16,6 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide
 from ppl_bandit.types import Selection
 
-__all__ = ["choose_arms", "decision_events"]
-
 
 def choose_arms(
     projection: Projection, stream: str, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool

@@ -10,31 +10,6 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.journal.stores.store import ReadingEvent
 
-__all__ = [
-    "ARMS",
-    "CHANGED",
-    "CHECKPOINT",
-    "CORRECTED",
-    "DECIDED",
-    "DISCARDED",
-    "DISCARDED_STATUS",
-    "ERASED",
-    "FORGOTTEN",
-    "IMPORTED",
-    "LOOKED",
-    "OPENED",
-    "PENDING_STATUS",
-    "REWARDED",
-    "REWARDED_STATUS",
-    "DecisionRecord",
-    "Event",
-    "fold_decision",
-    "fold_decisions",
-    "new_event",
-    "new_id",
-    "new_ids",
-]
-
 OPENED = "opened"  # a new experiment: program, settings, versions
 CHANGED = "changed"  # the experiment continues with another program or other settings
 ARMS = "arms"  # arms were added or retired

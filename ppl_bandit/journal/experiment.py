@@ -49,8 +49,6 @@ from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.types import ExperimentStopped
 
-__all__ = ["BuildTask", "Experiment", "rows_until"]
-
 BuildTask = Callable[[list[Any]], tuple[Task, Learner]]  # names of the arms -> the task and the prior
 
 

@@ -18,18 +18,6 @@ from ppl_bandit.program.fingerprints import function_fingerprint, jaxpr_fingerpr
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = [
-    "arguments_from_identity",
-    "engine_factory_from",
-    "experiment_identity",
-    "fingerprint",
-    "identity_differences",
-    "library_versions",
-    "program_source",
-    "selector_from",
-    "to_json",
-]
-
 
 def fingerprint(model: RewardModel) -> str:
     """Return a digest of the program's computation and of every number in it.

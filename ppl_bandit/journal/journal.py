@@ -15,8 +15,6 @@ from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 
-__all__ = ["Journal"]
-
 _MAX_TIMEOUT = 86_400
 
 

@@ -14,8 +14,6 @@ from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["ExperimentHeader", "open_experiment", "read_header", "record_identity"]
-
 
 class ExperimentHeader(NamedTuple):
     """Identity and arms of an experiment, from the few events that set them.

@@ -37,13 +37,10 @@ from ppl_bandit.journal.projection import LearningStep, Projection, context_from
 from ppl_bandit.journal.repeats import Repeat
 from ppl_bandit.journal.stores.calls import Request
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.posterior.learning import Rows
-from ppl_bandit.posterior.partial_rows import why_not_in_part
+from ppl_bandit.posterior.partial_rows import Rows, why_not_in_part
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision
-
-__all__ = ["Discard", "Expiry", "Import", "LearnRequest", "Report", "Reported", "Rewards", "learn_requests"]
 
 
 class Reported(NamedTuple):

@@ -14,23 +14,10 @@ import numpy as np
 from ppl_bandit.journal.events import CORRECTED, ERASED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
-from ppl_bandit.posterior.learning import Learner, Rows, start
-from ppl_bandit.posterior.partial_rows import is_known, why_not_in_part
+from ppl_bandit.posterior.learning import Learner, start
+from ppl_bandit.posterior.partial_rows import Rows, is_known, why_not_in_part
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-
-__all__ = [
-    "Changes",
-    "LearningStep",
-    "Projection",
-    "forgotten",
-    "learning_in_part",
-    "context_from_leaves",
-    "initial_projection",
-    "learn_events",
-    "refit",
-    "with_changes",
-]
 
 _MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data
 _DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}

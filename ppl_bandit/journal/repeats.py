@@ -21,8 +21,6 @@ from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.journal.stores.tables import encode
 from ppl_bandit.types import RequestIdReused
 
-__all__ = ["Ask", "Known", "Repeat", "check_repeat", "check_unit", "find_known", "new_key", "request_key"]
-
 _MAX_BYTES = 256
 
 

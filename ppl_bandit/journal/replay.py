@@ -21,8 +21,6 @@ from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.types import Selection
 
-__all__ = ["ReplayResult", "recompute_posteriors", "replay"]
-
 _TOLERANCE = 1e-9  # of probabilities: rounding on another processor, far below the 1 / M between two values of p-hat
 
 

@@ -13,22 +13,6 @@ import numpy as np
 
 from ppl_bandit.arguments import check_number
 
-__all__ = [
-    "Bet",
-    "DriftState",
-    "concentration_process",
-    "drift_process",
-    "first_alarm",
-    "log_mean",
-    "missing_process",
-    "new_bets",
-    "new_drift",
-    "override_steps",
-    "sample_ratio_process",
-    "sample_ratio_start",
-    "sample_ratio_steps",
-]
-
 _TILTS = np.array([-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6])  # log odds ratios of an arm's probability
 _RATES = np.array([1.25, 1.5, 2.0, 3.0, 5.0])  # factors on the odds of a missing reward
 _SLOPES = np.array([-0.6, -0.3, 0.3, 0.6])  # of the density of ranks after a change

@@ -34,8 +34,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["AlarmSettings", "AlarmWatch"]
-
 LEVEL = 0.05  # of each kind of alarm: the probability that it ever rings while nothing is wrong
 _NUM_DRAWS = 200  # of the posterior predictive
 _PAGE = 2_000  # events read at once

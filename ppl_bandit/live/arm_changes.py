@@ -7,8 +7,6 @@ from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.program.keywords import takes
 
-__all__ = ["arms_with", "retired_with"]
-
 
 def arms_with(projection: Projection, program: Callable, name: str | None) -> tuple[Any, list[Any], frozenset[int]]:
     """Return the added arm, all arms and the retired ones, after an arm is added or brought back.

@@ -13,8 +13,6 @@ from ppl_bandit.journal.repeats import Ask, Known, check_unit, find_known
 from ppl_bandit.journal.stores.store import Key, KeyTaken
 from ppl_bandit.types import RequestIdReused
 
-__all__ = ["asks_of", "decide_asked", "plain"]
-
 
 def asks_of(
     units: Sequence[str | None] | None,

@@ -65,8 +65,6 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Bandit"]
-
 _EVENTS_PER_CHECKPOINT = 2000  # opening folds at most as many, in about 0.1 s
 _DEFAULT_SELECTOR = selectors.double_sampling()  # shared, so that bandits share its compiled functions
 

@@ -15,8 +15,6 @@ from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids"]
-
 _NUM_CHECKED_DRAWS = 200  # of the posterior, where arguments may leave their domains
 
 

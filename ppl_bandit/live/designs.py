@@ -19,8 +19,6 @@ from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.simulator import NUM_PRIOR_DRAWS, check_units
 from ppl_bandit.types import ExperimentStopped, Key, Selector
 
-__all__ = ["design_record", "refuse_stopped", "settings_of_design"]
-
 
 def settings_of_design(
     design: Design, selector: Selector | None, burn_in: int, num_arms: int

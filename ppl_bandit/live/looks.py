@@ -19,8 +19,6 @@ from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look,
 from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 
-__all__ = ["LookVerdict", "RuleDistance", "look_difference", "rule_distances", "take_look"]
-
 _LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
 
 

@@ -15,11 +15,9 @@ from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
 from ppl_bandit.journal.repeats import Repeat, check_unit
 from ppl_bandit.live.asking import plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
-from ppl_bandit.posterior.learning import Rows
+from ppl_bandit.posterior.partial_rows import Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-
-__all__ = ["many_rewards", "one_update", "reported_reward", "reward_values"]
 
 
 def one_update(

@@ -13,8 +13,6 @@ from ppl_bandit.live.decisions import decision_ids
 from ppl_bandit.live.reported_rewards import one_update, reported_reward
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["learn_rows"]
-
 _TOGETHER = {"decision", "reward", "context", "shown", "propensity"}  # a row with other arguments is a call of its own
 
 

@@ -9,8 +9,6 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 
-__all__ = ["check_size", "place_propensities"]
-
 _MAX_SLATES = 2000  # that `place_propensities` adds up: one compiled decision each
 
 

@@ -51,8 +51,6 @@ from ppl_bandit.types import Interaction, InvalidContext, Selector
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Health", "ReadableBandit"]
-
 
 class Health(NamedTuple):
     """Whether a bandit can record, and its state.

@@ -7,8 +7,6 @@ from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.posterior.task import Windows
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["check_windows"]
-
 
 def check_windows(
     model: RewardModel, late: tuple[str, ...], unit_window: Any, reward_window: Any, default_reward: Any

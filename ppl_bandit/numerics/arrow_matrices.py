@@ -14,20 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = [
-    "MAX_BATCH_OPERATIONS",
-    "MAX_UNROLLED",
-    "MIN_PIVOT",
-    "Arrow",
-    "as_arrow",
-    "as_matrix",
-    "gaussian_integral",
-    "solve",
-    "solve_and_step",
-    "steps_along",
-    "times",
-]
-
 # In roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%.
 MIN_PIVOT = 32.0
 MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK

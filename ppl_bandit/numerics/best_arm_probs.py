@@ -30,8 +30,6 @@ from ppl_bandit.numerics.marginal_laws import (
 )
 from ppl_bandit.types import BestArmMoments
 
-__all__ = ["best_arm_moments", "best_arm_probs", "limited_slopes", "sorting_order", "win_probs"]
-
 _NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 40}  # of each arm's cdf
 _NUM_TABLE_NODES_OF_TWO = {
     **_NUM_TABLE_NODES,

@@ -13,8 +13,6 @@ from jaxtyping import Array, Float
 from ppl_bandit.numerics.random_bits import as_float, uniform
 from ppl_bandit.types import Key
 
-__all__ = ["binomial", "multinomial", "stirling_error"]
-
 _NUM_TABULATED = 16
 _STIRLING_ERRORS = tuple(
     0.0 if n == 0 else math.lgamma(n + 1) - (n + 0.5) * math.log(n) + n - 0.5 * math.log(2 * math.pi)

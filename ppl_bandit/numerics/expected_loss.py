@@ -18,8 +18,6 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.types import BestArmMoments
 
-__all__ = ["loss_after", "losses_from_moments", "losses_from_table"]
-
 
 def losses_from_moments(moments: BestArmMoments) -> Float[Array, " A"]:
     """Return the expected loss of choosing each arm, from the exact moments given the best arm."""

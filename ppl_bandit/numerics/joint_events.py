@@ -34,8 +34,6 @@ from ppl_bandit.numerics.marginal_laws import (
     widen_points,
 )
 
-__all__ = ["JointEvents", "joint_events"]
-
 _NUM_NODES = {LOGIT: 18, LOG: 24, IDENTITY: 20}  # of an arm
 _NUM_NODES_OF_TWO = {LOGIT: 24, LOG: 32, IDENTITY: 28}
 _STEEP = 1.0  # nats between neighbouring points from which a density may be taken to be exponential between them,

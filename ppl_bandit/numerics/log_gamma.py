@@ -10,8 +10,6 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["betaln", "gammaln"]
-
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 # Coefficients B_2k / (2k (2k - 1)) of Stirling's series; at 8 the next term is 1e-16.
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)

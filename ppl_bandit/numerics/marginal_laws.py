@@ -20,33 +20,6 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.runtime.jax_adapter import is_tracer
 
-__all__ = [
-    "IDENTITY",
-    "LOG",
-    "LOGIT",
-    "CdfTable",
-    "MarginalLaw",
-    "average",
-    "average_nodes",
-    "beta_law",
-    "cdf",
-    "cdf_and_density",
-    "common_image",
-    "common_preimage",
-    "gamma_law",
-    "log_density",
-    "log_density_and_slope",
-    "node_values",
-    "quantile",
-    "staggered_nodes",
-    "student_t_law",
-    "tabulate",
-    "to_common_scale",
-    "to_own_scale",
-    "to_v",
-    "widen_points",
-]
-
 LOGIT, LOG, IDENTITY = range(3)  # the map from x to s
 _NUM_CDF_NODES = 128
 _NUM_AVERAGE_NODES = 20  # enough for integrals over the whole range, which converge exponentially

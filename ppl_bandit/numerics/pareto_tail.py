@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["fit_generalized_pareto", "tail_excess", "tail_quantile"]
-
 _MAX_SHAPE = 0.9  # a tail of shape 1 has no mean
 _MIN_TAIL = 5  # with fewer exceedances the shape is not estimated
 

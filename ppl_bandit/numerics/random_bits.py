@@ -11,15 +11,6 @@ from jaxtyping import Array, DTypeLike, Float
 from ppl_bandit.runtime.random_draws import random_words
 from ppl_bandit.types import Key
 
-__all__ = [
-    "Shape",
-    "as_float",
-    "to_normal",
-    "to_unit_interval",
-    "uniform",
-    "uniform_and_normal",
-]
-
 Shape: TypeAlias = tuple[int, ...]
 
 # Normal quantile of (1 + x) / 2, divided by x, as polynomials fitted at Chebyshev nodes: in w = -log(1 - x^2) for w < 5, and in

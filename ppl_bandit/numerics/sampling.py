@@ -22,15 +22,6 @@ from ppl_bandit.numerics.random_bits import Shape, as_float, to_normal, to_unit_
 from ppl_bandit.runtime.random_draws import materialize, random_words
 from ppl_bandit.types import Key
 
-__all__ = [
-    "beta",
-    "dirichlet",
-    "inverse_root",
-    "log_gamma",
-    "normal",
-    "normal_vectors",
-]
-
 # (index, attempt, parameters) -> draws, infinite where they are rejected
 _Propose: TypeAlias = Callable[[Array, Array, Array], Array]
 _GROUP_SIZE = 32

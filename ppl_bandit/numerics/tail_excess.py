@@ -13,8 +13,6 @@ from jaxtyping import Array, Float
 from ppl_bandit.numerics.marginal_laws import IDENTITY, LOGIT, MarginalLaw, log_density
 from ppl_bandit.types import Tail
 
-__all__ = ["tail"]
-
 _NUM_NODES = 48  # from the mean upwards: a Gittins index is off by 4e-5 posterior deviations at 2,000 decisions left
 _NUM_LOWER = 16
 _NUM_BEFORE = 3  # nodes below the centre, because a mean may lie below it

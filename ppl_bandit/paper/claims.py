@@ -14,8 +14,6 @@ from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_points
 from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.types import Selector
 
-__all__ = ["Claim", "claim_of_quantile", "claim_of_table_size", "claims_of_grids"]
-
 _TABLE_SIZES = (100, 1000, 10_000)
 _HARD = 0.25  # the divergence below which the paper calls a problem challenging
 _QUANTILES: Mapping[str, Callable[[], Selector]] = {

@@ -13,8 +13,6 @@ from ppl_bandit.simulation.figures import draw_band, draw_by_arm
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["draw_correct_actions", "draw_execution", "draw_grid", "draw_regret"]
-
 _STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
 _MAX_LARGE_MARKERS = 60  # problems of a grid; more are drawn with smaller markers

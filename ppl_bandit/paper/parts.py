@@ -9,8 +9,6 @@ from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.paper import claims, runs, settings
 from ppl_bandit.simulation.chunks import run_in_processes
 
-__all__ = ["CLAIMS", "FIGURE_PARTS", "GRIDS", "Part", "parts_of", "run_parts"]
-
 GRIDS = ("A = 2", "A = 3", "linear")
 CLAIMS = _TABLE_SIZE, _QUANTILE = "size of the table", "quantile of Bayes-UCB"  # claims with simulations of their own
 FIGURE_PARTS: Mapping[str, tuple[str, ...]] = {  # figure -> settings, grids and claims that it needs

@@ -15,8 +15,6 @@ from ppl_bandit.simulation.scores import score_selectors
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["write_report"]
-
 
 def write_report(
     numbers: list[ReproducedRegret],

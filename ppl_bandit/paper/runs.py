@@ -36,16 +36,6 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = [
-    "GridRegret",
-    "ReproducedRegret",
-    "bernoulli_grid",
-    "linear_grid",
-    "run_setting",
-    "simulate_setting",
-    "verdicts",
-]
-
 _GRID_STEPS = 1500
 _STUCK = 1 / 1200  # share of runs of double sampling on (.4, .8) that end up stuck on the worse arm
 

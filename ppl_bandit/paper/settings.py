@@ -19,26 +19,6 @@ from jaxtyping import Array
 from ppl_bandit import selectors
 from ppl_bandit.types import Key, Selector
 
-__all__ = [
-    "BAYES_UCB",
-    "FULL",
-    "LOWEST",
-    "PUBLISHED_REGRETS",
-    "POLICIES",
-    "QUICK",
-    "RANDOM",
-    "SETTINGS",
-    "THOMPSON",
-    "PublishedRegret",
-    "Setting",
-    "Sizes",
-    "bernoulli_program",
-    "linear_program",
-    "paper_data",
-    "paper_points",
-    "uniform_context",
-]
-
 LOWEST, RANDOM, THOMPSON, BAYES_UCB = "double sampling, ties lowest", "double sampling", "Thompson", "Bayes-UCB"
 POLICIES: Mapping[str, Callable[[], Selector]] = {
     THOMPSON: selectors.thompson,

@@ -26,13 +26,6 @@ from ppl_bandit.runtime.random_draws import fold_in
 from ppl_bandit.runtime.xla_options import batch_options, large_options, quick_options, small_options
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
 
-__all__ = [
-    "CompiledFunctions",
-    "UpdateResult",
-    "compiled_functions",
-    "example_contexts",
-]
-
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)  # purposes of random keys
 
 

@@ -13,14 +13,12 @@ from ppl_bandit import engines
 from ppl_bandit.engines.exact.certificate.certificate import is_affine, resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, Rows, batch_sizes, row_batches, start
-from ppl_bandit.posterior.partial_rows import counted_rows
+from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, row_batches, start
+from ppl_bandit.posterior.partial_rows import Rows, counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import unpack, with_changes
 from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate
-
-__all__ = ["LADDER", "NotCertified", "learn"]
 
 # The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`). `laplace`
 # and `svi` have none: a bandit uses them only if the user chose them, for their speed.

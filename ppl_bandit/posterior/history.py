@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["History", "RowEdit"]
-
 _BLOCK = 256  # number of parts that are joined into one
 
 

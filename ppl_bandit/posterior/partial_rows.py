@@ -17,8 +17,6 @@ from ppl_bandit.program.counted_outcomes import any_rewards, counting_context, c
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine
 
-__all__ = ["Rows", "counted_rows", "counting_engine", "is_known", "learning_model", "why_not_in_part"]
-
 
 class Rows(NamedTuple):
     """Checked rows of data.

@@ -7,8 +7,6 @@ from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
 
-__all__ = ["DesignRecord", "Task", "Windows"]
-
 
 class DesignRecord(NamedTuple):
     """What is recorded of the design of an experiment.

@@ -27,8 +27,6 @@ from ppl_bandit.runtime.exported_functions import ExportedFunction, import_expor
 from ppl_bandit.selectors.selector_contract import selector_key
 from ppl_bandit.types import Engine
 
-__all__ = ["MAX_STARTS", "Start", "find_start", "start_name", "store_start"]
-
 # `svi` is not among them: its guide is a Python object.
 _FACTORIES = frozenset(engines.__all__) - {"svi"}
 MAX_STARTS = 8  # compiled functions take about 30 MB each; the least recently used are dropped first

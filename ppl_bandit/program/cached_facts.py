@@ -8,8 +8,6 @@ import jax
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.model import means
 
-__all__ = ["VALIDATION", "facts_from_json", "facts_to_json"]
-
 VALIDATION = "validation"
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from ppl_bandit.program.jaxpr.source_lines import is_users_file
 from ppl_bandit.runtime.jax_adapter import is_tracer
 
-__all__ = ["changed_name", "numbers_closed_over"]
-
 _MAX_DEPTH = 6  # of helpers that call helpers, and of containers
 _NO_NAMES = frozenset[str]()
 _STORES = {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"}

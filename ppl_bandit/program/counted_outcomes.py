@@ -20,8 +20,6 @@ from ppl_bandit.program.model.tracing import log_prob
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import mask_sites
 
-__all__ = ["any_rewards", "counting_context", "counting_model", "separable_outcomes"]
-
 
 @functools.lru_cache(maxsize=8)
 def counting_model(model: RewardModel) -> RewardModel:

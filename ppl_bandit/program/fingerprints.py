@@ -18,8 +18,6 @@ from ppl_bandit.program.model.tracing import log_prob, run_program
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
 from ppl_bandit.runtime.numpyro_adapter import components, patched_methods
 
-__all__ = ["program_fingerprint", "code_fingerprint", "function_fingerprint", "jaxpr_fingerprint"]
-
 _LIBRARIES = ("jax", "jaxlib", "numpy", "numpyro", "scipy", "ppl_bandit", "builtins")  # known by their names
 
 # Parameters of primitives that do not change what is computed.

@@ -10,8 +10,6 @@ from typing import Any
 
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["KEYWORDS", "bind_num_arms", "check_keywords", "has_clock", "takes"]
-
 KEYWORDS = ("previous", "elapsed")
 
 

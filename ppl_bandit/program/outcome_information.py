@@ -18,8 +18,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, Selector
 
-__all__ = ["OutcomeInformation", "check_information_directed", "outcome_information", "uninformative_arms_note"]
-
 _NUM_WORLDS = 3
 _NUM_OUTCOMES = 128
 _MAX_SIZE = 10**7

@@ -14,8 +14,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-__all__ = ["read_archive", "write_archive"]
-
 _UNREADABLE = (
     *(ValueError, KeyError, EOFError, OSError, AttributeError, MemoryError, OverflowError, NotImplementedError),
     *(RuntimeError, zipfile.BadZipFile, zlib.error),

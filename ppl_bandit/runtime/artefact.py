@@ -25,8 +25,6 @@ from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.runtime.private_folders import make_private, refusal
 from ppl_bandit.runtime.xla_options import compilation_cache, is_cache_off
 
-__all__ = ["Artefact", "compiler_settings", "folder", "is_plain"]
-
 # Parts of the names of JAX settings that change no result. Results are computed in float64 under any setting of x64.
 _IGNORED_SETTINGS = ("cache", "dump", "log", "traceback", "profil", "pprint", "enable_x64")
 _PACKAGES = ("jax", "jaxlib", "numpyro", "numpy")

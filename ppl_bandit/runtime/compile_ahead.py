@@ -13,8 +13,6 @@ from ppl_bandit.runtime.cpu_threads import limit_runs, needs_limit
 from ppl_bandit.runtime.exported_functions import ExportedFunction, arguments_text, export_traced, import_exported
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
-__all__ = ["CompiledAhead", "lower", "quick_jit", "run_afterwards", "run_once", "traced_once"]
-
 # XLA compiles without Python's global interpreter lock, so the main thread goes on meanwhile.
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
 

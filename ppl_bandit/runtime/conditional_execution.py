@@ -14,8 +14,6 @@ from jaxtyping import Array, Bool
 
 from ppl_bandit.runtime.jax_adapter import vmap_rule
 
-__all__ = ["ConditionalTask", "apply_where", "compute_where_needed", "run_where_needed"]
-
 _MIN_ROUNDS = 32  # of a batch in which all elements need the computation
 
 

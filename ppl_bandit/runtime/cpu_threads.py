@@ -19,8 +19,6 @@ from jax.sharding import Mesh
 
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, all_equations
 
-__all__ = ["is_on_cpu", "limit_runs", "needs_limit", "num_cores", "working_memory"]
-
 # Upper bounds on jaxlib's cost model for one (m, n) matrix, in units of m n max(m, n) operations.
 _COSTS = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "geqrf": 2, "qr": 4, "householder_product": 4, "ormqr": 4}
 _COSTS |= dict.fromkeys(("eig", "eigh", "geqp3", "hessenberg", "schur", "svd", "tridiagonal", "tridiagonal_solve"), 30)

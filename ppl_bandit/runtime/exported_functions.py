@@ -18,15 +18,6 @@ from ppl_bandit.runtime.cpu_threads import needs_limit
 from ppl_bandit.runtime.jax_adapter import export_function, import_function
 from ppl_bandit.runtime.packed_state import Packed, pack
 
-__all__ = [
-    "ExportedFunction",
-    "arguments_text",
-    "export_traced",
-    "form_from_json",
-    "form_to_json",
-    "import_exported",
-]
-
 
 class ExportedFunction(NamedTuple):
     """A function that was traced for one form of its arguments.

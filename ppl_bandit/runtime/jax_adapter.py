@@ -15,32 +15,8 @@ import jax.custom_batching
 import numpy as np
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal as Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
-
-__all__ = [
-    "ClosedJaxpr",
-    "Frame",
-    "Jaxpr",
-    "Literal",
-    "Tracer",
-    "all_equations",
-    "apply_primitive",
-    "called_jaxpr",
-    "clips_indices",
-    "eliminate_dead_code",
-    "evaluate_jaxpr",
-    "export_function",
-    "import_function",
-    "inner_jaxprs",
-    "is_tracer",
-    "outside_trace",
-    "scan_parts",
-    "sequential_vmap",
-    "set_compilation_cache",
-    "source_frames",
-    "vmap_rule",
-]
 
 
 class Frame(NamedTuple):

@@ -15,25 +15,6 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.primitives import Messenger
 
-__all__ = [
-    "base_distribution",
-    "before_affine_map",
-    "class_name",
-    "components",
-    "distribution_name",
-    "has_circular_part",
-    "inner_distribution",
-    "is_improper",
-    "locations_of",
-    "mask_of",
-    "mask_sites",
-    "parameters_of",
-    "patched_methods",
-    "element_support",
-    "support_bounds",
-    "without_censoring",
-]
-
 # Older NumPyro releases lack some of these classes.
 _CENSORED = [getattr(dist, f"{side}CensoredDistribution", None) for side in ("Left", "Right", "Interval")]
 _RECORDS: Any = (dist.MaskedDistribution, *filter(None, _CENSORED))

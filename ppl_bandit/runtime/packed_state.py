@@ -16,8 +16,6 @@ import numpy as np
 
 from ppl_bandit.runtime.jax_adapter import Tracer
 
-__all__ = ["Packed", "PackedLayout", "changed_leaves", "pack", "unpack", "with_changes"]
-
 _MAX_PACKED_SIZE = 1 << 14  # copying more elements takes longer than passing one more array (6 us against 4 to 7 us)
 
 

@@ -7,8 +7,6 @@ import stat
 import warnings
 from pathlib import Path
 
-__all__ = ["make_private", "refusal"]
-
 
 def make_private(path: Path) -> bool:
     """Create a folder, and those above it that are missing, with the mode 0700; return whether it can be used.

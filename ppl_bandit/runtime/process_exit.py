@@ -10,8 +10,6 @@ import os
 import threading
 import time
 
-__all__ = ["IS_EXITING", "RUNNING", "wait_for_exit"]
-
 _LONGEST_WAIT = 30.0  # seconds: compiling takes that long; a thread that waits for a database is outside of XLA
 
 RUNNING = set[int]()  # identifiers of the threads that are in a call

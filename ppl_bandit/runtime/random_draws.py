@@ -11,8 +11,6 @@ from jaxtyping import Array, DTypeLike, Int, UInt32
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.types import Key
 
-__all__ = ["fold_in", "materialize", "random_words"]
-
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _NUM_ROUNDS = 20
 _PARITY = 0x1BD11BDA

@@ -25,18 +25,6 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.runtime.jax_adapter import set_compilation_cache
 from ppl_bandit.runtime.private_folders import make_private
 
-__all__ = [
-    "batch_options",
-    "cache_folder",
-    "compilation_cache",
-    "in_order_options",
-    "is_cache_off",
-    "large_options",
-    "quick_options",
-    "simulation_options",
-    "small_options",
-]
-
 _MAX_PARTS = 4
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 _COMMON = {

@@ -12,8 +12,6 @@ from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector
 
-__all__ = ["bayes_ucb"]
-
 
 def bayes_ucb(quantile: float | Callable[[Any], Any] | None = None) -> Selector:
     """Play the arm whose expected reward has the highest posterior quantile of order 1 - 1/step.

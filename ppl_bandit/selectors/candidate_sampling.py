@@ -18,8 +18,6 @@ from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.selectors.winner_frequencies import find_leader, pick_arm
 from ppl_bandit.types import Key
 
-__all__ = ["FALSE_ALARMS", "GAUSSIAN", "draw_mode", "log_false_alarm", "num_candidates"]
-
 GAUSSIAN = "gaussian"
 LogTail: TypeAlias = Callable[[Float[Array, " A"], Float[Array, ""]], Float[Array, " A"]]
 

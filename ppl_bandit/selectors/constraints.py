@@ -17,8 +17,6 @@ from ppl_bandit.selectors.selector_contract import Follow, as_selector, wrap_sel
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.types import Key, Selection, Selector
 
-__all__ = ["softened", "with_control", "with_floor", "with_limits"]
-
 _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
 
 

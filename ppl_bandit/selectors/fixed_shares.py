@@ -9,8 +9,6 @@ from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.types import Key, Selector
 
-__all__ = ["fixed"]
-
 
 def fixed(probs: Sequence[float] | None = None) -> Selector:
     """Play the arms with fixed probabilities, whatever the data say: the allocation of a trial that does not adapt.

@@ -13,8 +13,6 @@ from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally, winner_weights
 from ppl_bandit.types import BestArmMoments, Key, Marginals, Selector
 
-__all__ = ["information_directed"]
-
 
 def information_directed() -> Selector:
     """Play the two-arm mixture with the least squared regret per unit of information about the best arm.

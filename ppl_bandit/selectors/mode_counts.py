@@ -15,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-__all__ = ["few_candidates", "mode_probs_of_few", "mode_probs_of_three"]
-
 
 def few_candidates(num_arms: int) -> int:
     """Return the largest number of candidates to enumerate: above three arms, products of polynomials dominate the time."""

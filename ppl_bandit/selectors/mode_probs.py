@@ -20,8 +20,6 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few, mode_probs_of_three
 
-__all__ = ["mode_probs"]
-
 _CHUNK = 32  # roots of unity per iteration
 _SMALL_CHUNK = 8  # for few arms on a CPU
 _FEW_ARMS = 8

@@ -23,8 +23,6 @@ from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector, Tail
 
-__all__ = ["gittins_index", "gittins_index_of_draws", "optimistic_gittins"]
-
 _NUM_NEWTON = 16  # from the mean: leaves 3e-6 of the distance from it at 1e6 decisions left, and nothing at 1e4
 _NUM_BETWEEN = 5  # between two nodes a tenth of a deviation apart: leaves nothing
 _ROUNDING = 64.0  # equal columns may differ in the last place, and so do their solutions

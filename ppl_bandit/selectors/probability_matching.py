@@ -21,8 +21,6 @@ from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Selector
 
-__all__ = ["double_sampling", "greedy", "thompson", "top_two"]
-
 _ROUNDING = 8.0  # equal shares of thirds and sevenths, added up in another order, differ by an epsilon or two
 
 

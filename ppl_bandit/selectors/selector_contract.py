@@ -20,17 +20,6 @@ from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = [
-    "Rule",
-    "RuleInputs",
-    "as_selector",
-    "check_arguments",
-    "check_horizon",
-    "make_selector",
-    "selector_key",
-    "wrap_selector",
-]
-
 # The text of each selector when one of this library's factories made it.
 _MADE: WeakKeyDictionary[Selector, str] = WeakKeyDictionary()
 

@@ -9,16 +9,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.types import Key
 
-__all__ = [
-    "draw_arm",
-    "find_leader",
-    "is_largest",
-    "pick_arm",
-    "share_equally",
-    "winner_frequencies",
-    "winner_weights",
-]
-
 
 def winner_frequencies(
     table: Float[Array, "M A"], allowed: Bool[Array, " A"], *, is_lowest_first: bool = False

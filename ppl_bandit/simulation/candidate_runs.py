@@ -24,8 +24,6 @@ from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.standings import CandidateRegret
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
-__all__ = ["simulate_candidates"]
-
 _CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 1 << 14
 _NUM_TRUTHS = 32
 

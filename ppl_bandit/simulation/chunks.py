@@ -24,17 +24,6 @@ from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
-__all__ = [
-    "ChunkFunction",
-    "chunk_size",
-    "num_workers",
-    "run_chunk",
-    "run_chunks",
-    "run_in_processes",
-    "run_jobs",
-    "trace_chunk",
-]
-
 _CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
 # On a CPU chunks are the same for any number of cores: the last digit of a sum over realizations depends on them.

@@ -20,18 +20,6 @@ from ppl_bandit.types import Engine, Key
 if TYPE_CHECKING:
     import xarray
 
-__all__ = [
-    "LAST_QUARTER",
-    "ChunkSummary",
-    "combine_selectors",
-    "compact",
-    "is_stuck",
-    "provenance",
-    "step_dataset",
-    "summarise_chunk",
-    "summary_dataset",
-]
-
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 LAST_QUARTER = 4  # a run is stuck if every step of the last T / 4 has regret

@@ -16,8 +16,6 @@ from ppl_bandit.program.model.reward_model import RewardModel, check_reward_mode
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.types import Draws, Key
 
-__all__ = ["Environment", "check_environment"]
-
 
 class Environment:
     """A world that produces contexts and rewards.

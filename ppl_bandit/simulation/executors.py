@@ -25,8 +25,6 @@ from ppl_bandit.selectors.selector_contract import selector_key
 from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunk, run_chunks, trace_chunk
 from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["ExecutorLost", "Study", "WorkerFailed", "check_executor", "prepare"]
-
 _MAX_DEATHS = 3  # of workers, without a chunk in between that finished
 _NUM_COMPILED = 32  # functions that a worker keeps
 _COMPILING = (

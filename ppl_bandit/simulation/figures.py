@@ -11,8 +11,6 @@ from ppl_bandit.simulation.standings import Tuned
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["draw_band", "draw_by_arm", "draw_run", "draw_tuned"]
-
 _MOST_ON_LINEAR_AXIS = 50  # candidates: differences between few of them are then still seen
 _MAX_CURVES = 7  # arms that can be told apart in one panel
 

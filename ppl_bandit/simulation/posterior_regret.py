@@ -18,8 +18,6 @@ from ppl_bandit.simulation.datasets import LAST_QUARTER
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Draws, Engine
 
-__all__ = ["has_posterior_regret", "posterior_regret"]
-
 
 def has_posterior_regret(reward_model: RewardModel, engine: Engine, environment: Environment) -> bool:
     """Return whether posterior draws have the law of the truth: the posterior is exact, and worlds come from its prior.

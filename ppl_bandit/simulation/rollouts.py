@@ -20,24 +20,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selection, Selector
 
-__all__ = [
-    "Choice",
-    "Play",
-    "Played",
-    "Rollout",
-    "Step",
-    "Waiting",
-    "accept_logged",
-    "follow_log",
-    "initial_state",
-    "log_steps",
-    "no_waiting",
-    "play_function",
-    "rollout",
-    "take_logged",
-    "world_key",
-]
-
 
 class Step(NamedTuple):
     """What one step is given. In a rollout every leaf has a leading axis T; None is not given.

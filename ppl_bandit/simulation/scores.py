@@ -9,8 +9,6 @@ from ppl_bandit.display.text_tables import markdown_table
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["SelectorScore", "pairwise_table", "score_selectors", "score_table", "standard_error"]
-
 
 class SelectorScore(NamedTuple):
     """Statistics of a selector's cumulative expected regret after the last step.

@@ -31,8 +31,6 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["check_sizes", "simulate"]
-
 
 def simulate(
     key: Key | int,

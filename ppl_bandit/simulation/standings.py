@@ -10,8 +10,6 @@ from ppl_bandit.display.text_tables import markdown_table
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Selector
 
-__all__ = ["CandidateRegret", "CandidateScore", "Tuned", "choose_candidate"]
-
 _EQUAL_IF_LEARNING = 2.0  # standard errors by which an index with `learning` may be behind the leader
 _NUM_RESAMPLES = 200
 _HARDEST = 0.1

@@ -25,8 +25,6 @@ from ppl_bandit.simulation.simulate import check_sizes
 from ppl_bandit.simulation.standings import Tuned, choose_candidate
 from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["PATIENCES", "candidates", "tune"]
-
 PATIENCES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # steps of about three: smaller steps change the regret little
 
 

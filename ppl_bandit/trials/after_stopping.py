@@ -26,8 +26,6 @@ from ppl_bandit.types import Engine
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["adjusted_estimates"]
-
 _MOST_ROUNDS = 10
 _NUM_BISECTIONS = 60
 _FARTHEST = 30.0  # of a latent, mapped to the real line

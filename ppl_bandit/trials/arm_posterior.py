@@ -15,8 +15,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Engine, Key, Marginals
 
-__all__ = ["ArmPosterior", "arm_posterior", "from_marginals", "from_table"]
-
 
 class ArmPosterior(NamedTuple):
     """The posterior of the arms' expected rewards, as functions that run inside `jit` and `vmap`.

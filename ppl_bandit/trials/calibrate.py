@@ -26,8 +26,6 @@ from ppl_bandit.types import Engine
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-__all__ = ["calibrate"]
-
 _NEVER = 2.0  # a threshold that no probability reaches
 
 

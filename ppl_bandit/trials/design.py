@@ -13,8 +13,6 @@ from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Selector
 
-__all__ = ["Design", "selector_words"]
-
 
 @dataclass(frozen=True)
 class Design:

@@ -11,8 +11,6 @@ from ppl_bandit.trials.design import Design, selector_words
 from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.trial_runs import TrialRecord
 
-__all__ = ["draw_characteristics"]
-
 _COLOURS = {
     "superiority": "#009E73",
     "equivalence": "#56B4E9",

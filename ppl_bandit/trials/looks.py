@@ -18,8 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.trials.arm_posterior import ArmPosterior
 from ppl_bandit.trials.design import Design
 
-__all__ = ["CONTINUE", "ENDINGS", "NO_ARM", "AtLook", "Look", "check_look", "endings"]
-
 ENDINGS = ("continue", "superiority", "equivalence", "futility", "expected_loss", "undecided")
 CONTINUE, NO_ARM = 0, -1
 

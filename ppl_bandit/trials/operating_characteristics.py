@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import xarray
     from jax.sharding import Mesh
 
-__all__ = ["OperatingCharacteristics", "operating_characteristics", "sweep_priors"]
-
 _RULE_FIELDS = ("evidence", "peak")  # of a trial, one entry per rule; the others have one per arm
 
 

@@ -11,8 +11,6 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.trial_runs import TrialRecord
 
-__all__ = ["declares_superiority", "performance", "sequence_covers"]
-
 _ALPHA = 0.05
 _ALWAYS = ("superiority", "equivalence", "futility", "undecided")
 

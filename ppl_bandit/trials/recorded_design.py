@@ -8,8 +8,6 @@ from ppl_bandit.journal.identity import selector_from, to_json
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.stopping import StoppingRule
 
-__all__ = ["design_from_settings", "design_settings"]
-
 # How a threshold was found is no part of the design.
 _ARGUMENTS = [field.name for field in fields(Design) if field.name != "calibration"]
 

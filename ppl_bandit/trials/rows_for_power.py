@@ -8,8 +8,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.operating_characteristics import operating_characteristics
 
-__all__ = ["rows_for_power"]
-
 _MOST_DOUBLINGS = 10
 
 

@@ -15,8 +15,6 @@ from ppl_bandit.trials.arm_posterior import ArmPosterior, arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.types import Engine, Interaction, Key, Selection
 
-__all__ = ["Setting", "sums_by_arm"]
-
 
 class Setting(NamedTuple):
     """What all looks of a design have in common.

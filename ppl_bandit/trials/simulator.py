@@ -25,15 +25,6 @@ from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
-__all__ = [
-    "NUM_PRIOR_DRAWS",
-    "TrialSimulator",
-    "as_environment",
-    "check_kinds",
-    "check_units",
-    "join_trials",
-]
-
 _CPU_CHUNK = 256
 NUM_PRIOR_DRAWS = 1000
 

@@ -32,8 +32,6 @@ from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.setting import Setting, sums_by_arm
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["TrialRecord", "run_trial"]
-
 
 class TrialRecord(NamedTuple):
     """One simulated trial.

@@ -6,16 +6,6 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.types import Engine, Selector
 
-__all__ = [
-    "ENGINES",
-    "MOVING_ENGINES",
-    "SELECTORS",
-    "check_names",
-    "engine_factory",
-    "find_experiment",
-    "make_selectors",
-]
-
 ENGINES: Mapping[str, Callable[..., Engine]] = {
     "exact": engines.conjugate,
     "collapsed": engines.collapsed,

@@ -7,8 +7,6 @@ import argparse
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["make_parser"]
-
 _MODEL = "path/to/file.py, file.py:function, or the name of a bundled model"
 
 

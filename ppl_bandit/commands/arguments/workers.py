@@ -7,8 +7,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 
-__all__ = ["executor_of"]
-
 
 @contextlib.contextmanager
 def executor_of(arguments: argparse.Namespace) -> Iterator[Executor | None]:

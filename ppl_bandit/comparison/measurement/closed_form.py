@@ -17,8 +17,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import element_support
 from ppl_bandit.types import Engine
 
-__all__ = ["ClosedFormMarginal", "exact_marginals", "support_bounds"]
-
 
 class ClosedFormMarginal(NamedTuple):
     """The marginal law of every element of a site, in closed form.

@@ -48,8 +48,6 @@ from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
 
-__all__ = ["compare"]
-
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
 _MOVING_ENGINES = (library.kalman, library.collapsed_kalman, library.particle_filter)
 _MAX_CONTEXTS = 8  # contexts in which decisions are compared

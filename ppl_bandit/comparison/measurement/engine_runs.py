@@ -16,19 +16,6 @@ from ppl_bandit.runtime.xla_options import large_options, small_options
 from ppl_bandit.simulation.chunks import run_jobs
 from ppl_bandit.types import Draws, Engine, Interaction, Key, NotConjugate, Selection, Selector
 
-__all__ = [
-    "ComparisonSetup",
-    "CompiledEngine",
-    "Decide",
-    "EngineFactory",
-    "EngineRun",
-    "check_certified",
-    "compile_engine",
-    "flatten_latents",
-    "make_decide",
-    "run_engine",
-]
-
 Decide = Callable[[Key, Mapping[str, Any], int], Selection]
 EngineFactory = Callable[[RewardModel], Engine]
 

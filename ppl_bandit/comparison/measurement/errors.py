@@ -8,22 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "QUANTILES",
-    "Estimate",
-    "LatentErrors",
-    "ReferenceLatents",
-    "estimate",
-    "kolmogorov",
-    "largest_error",
-    "latent_errors",
-    "latent_floor",
-    "r_hat",
-    "mean_with_sd",
-    "total_variation",
-    "wasserstein",
-]
-
 QUANTILES = (0.025, 0.25, 0.5, 0.75, 0.975)
 
 

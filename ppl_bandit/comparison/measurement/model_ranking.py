@@ -22,8 +22,6 @@ from ppl_bandit.program.model.reward_model import RewardModel, check_reward_mode
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Interaction
 
-__all__ = ["rank_models"]
-
 
 def rank_models(
     models: Mapping[str, RewardModel],

@@ -31,8 +31,6 @@ from ppl_bandit.comparison.measurement.results import Reference, SamplingNoise
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Key, NotConjugate
 
-__all__ = ["exact_factory", "find_references"]
-
 _NUM_REFERENCE_SAMPLES = 20  # samples of M draws
 _MAX_LONG_DRAWS = 40_000
 _DRAWS_PER_FILTER = 4  # of a long run of Kalman filters over particles

@@ -16,20 +16,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Explanation, Interaction
 
-__all__ = [
-    "INTERRUPTED",
-    "Comparison",
-    "DecisionErrors",
-    "EngineResult",
-    "SamplingNoise",
-    "Ranking",
-    "Reference",
-    "ModelScore",
-    "StreamPoint",
-    "arviz_object",
-    "element_labels",
-]
-
 INTERRUPTED = "interrupted"  # reason why an engine has no result
 
 

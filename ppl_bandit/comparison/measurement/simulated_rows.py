@@ -16,8 +16,6 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Interaction, Selector
 
-__all__ = ["simulate_rows"]
-
 
 def simulate_rows(
     model: RewardModel,

@@ -12,8 +12,6 @@ from ppl_bandit.live.show.report import name_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["answer", "decides_differently", "overviews", "verdict"]
-
 
 def overviews(
     model: RewardModel, arms: list[Any], data: Interaction, contexts: Any, draws: Mapping[str, np.ndarray]

@@ -11,8 +11,6 @@ from ppl_bandit.comparison.measurement.results import Comparison
 from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.live.show.figures import NUM_LEADING
 
-__all__ = ["EngineStyle", "add_title_and_legend", "each_engine", "leading_arms", "new_figure", "reference_name"]
-
 _GRAY = "0.35"
 
 

@@ -24,8 +24,6 @@ from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["COMPARISON_FIGURES", "draw_figures"]
-
 _NUM_REPLICATES = 200  # replicated data sets per engine
 
 

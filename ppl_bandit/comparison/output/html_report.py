@@ -8,8 +8,6 @@ from ppl_bandit.comparison.output.conclusions import answer, verdict
 from ppl_bandit.comparison.output.tables import TextTable, conclusion, ranking_table, tables
 from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs, html_rows, preformatted
 
-__all__ = ["comparison_report", "ranking_report"]
-
 _CAPTIONS = {
     "answer": "Expected reward of each arm, and the probability that it is best, by engine",
     "densities": "Marginal posterior density of each latent, engines over the reference",

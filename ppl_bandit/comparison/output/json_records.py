@@ -7,8 +7,6 @@ from ppl_bandit.comparison.measurement.results import Comparison, EngineResult, 
 from ppl_bandit.comparison.output.conclusions import answer
 from ppl_bandit.display.plain_values import to_plain
 
-__all__ = ["comparison_records", "ranking_records"]
-
 _OF_REFERENCE = (
     "name",
     "is_exact",

@@ -16,8 +16,6 @@ from ppl_bandit.comparison.output.figure_layout import (
 )
 from ppl_bandit.display.kernel_density import density_grid, kernel_density
 
-__all__ = ["draw_densities", "draw_forest"]
-
 _MAX_PANELS = 12
 
 

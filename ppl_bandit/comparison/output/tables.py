@@ -11,8 +11,6 @@ from ppl_bandit.comparison.measurement.errors import Estimate, largest_error
 from ppl_bandit.comparison.measurement.results import Comparison, Ranking
 from ppl_bandit.comparison.output.conclusions import answer, verdict
 
-__all__ = ["TextTable", "conclusion", "comparison_text", "ranking_text", "ranking_table", "tables"]
-
 
 class TextTable(NamedTuple):
     """A table to print; the note explains its columns."""

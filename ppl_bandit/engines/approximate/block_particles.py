@@ -31,8 +31,6 @@ from ppl_bandit.engines.row_buffer import Buffer, empty_buffer, row_mask
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["CHECKS_TEXT", "BlockProgram", "BlockState", "block_program"]
-
 _CHECKS = "ess weight_ess k_hat autocorrelation drift divergences acceptance unmoved density unseen_mass"
 CHECKS_TEXT = checks_text(_CHECKS.split())
 

@@ -18,8 +18,6 @@ from ppl_bandit.engines.particles.log_density import LogDensity, second_derivati
 from ppl_bandit.engines.row_buffer import Buffer, BufferedRows, read_buffer, take_rows
 from ppl_bandit.types import Draws
 
-__all__ = ["CHUNK_SIZE", "block_posterior", "embed"]
-
 CHUNK_SIZE = 16  # rows: 64 take 4 times as long for the first rows, and no less for 2,000, which leave the CPU's cache
 
 

@@ -17,8 +17,6 @@ from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, connected_componen
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["Blocks", "independent_blocks", "one_block"]
-
 
 class Blocks(NamedTuple):
     """A partition of the K unconstrained latents into B blocks that are independent given any data.

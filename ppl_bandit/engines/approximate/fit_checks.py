@@ -11,8 +11,6 @@ from ppl_bandit.engines.particles.diagnostics import (
 )
 from ppl_bandit.engines.particles.weights import weight_ess
 
-__all__ = ["FIT_CHECKS_TEXT", "NUM_CHECK_DRAWS", "FitMeasures", "measure_fit"]
-
 NUM_CHECK_DRAWS = (
     1000  # their Monte Carlo errors, 0.03 of a mean and 2% of a standard deviation, are a fifth of the bounds
 )

@@ -19,8 +19,6 @@ from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["LaplaceState", "laplace"]
-
 
 class LaplaceState(NamedTuple):
     """The data, and the Gaussian at the mode: position = mode + root @ noise."""

@@ -26,8 +26,6 @@ from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log
 from ppl_bandit.engines.row_buffer import Buffer, read_buffer, take_rows
 from ppl_bandit.types import Key
 
-__all__ = ["record_readings", "refresh_block"]
-
 
 def refresh_block(
     key: Key,

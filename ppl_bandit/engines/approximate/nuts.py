@@ -18,8 +18,6 @@ from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key
 
-__all__ = ["nuts"]
-
 _REFRESH = RefreshSettings(
     MoveSettings(no_u_turn, first_length=2, first_coordinate_moves=16, min_narrowing=0.0), may_accept_proposals=False
 )

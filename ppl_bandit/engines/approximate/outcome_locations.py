@@ -18,8 +18,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import locations_of
 from ppl_bandit.types import Interaction
 
-__all__ = ["OutcomeLocations", "outcome_locations"]
-
 _MAX_LOCATIONS = 8  # of one outcome: as many starts as `importance` searches from
 
 

@@ -47,8 +47,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.conditional_execution import apply_where
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["MAX_WORK", "reweight"]
-
 _MIN_ESS = CHECKS["weight_ess"].bound  # effective sample size after an update, as a share of the particles
 _MIN_ESS_IN_BATCH = 0.2  # inside a batch, where no decision is made
 _MIN_ESS_UNSOUND = 0.9  # of particles whose moves failed their checks: above it the posterior is still the same

@@ -20,8 +20,6 @@ from ppl_bandit.engines.approximate.unconstrained import Space
 from ppl_bandit.engines.row_buffer import Buffer, read_buffer, take_rows
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_ROWS", "row_starts"]
-
 MAX_ROWS = 32  # that one start fits
 _NUM_STEPS = 6  # of Gauss-Newton, which squares an error of half its reach to 2^-64
 _MIN_INDEPENDENT = 1e-3  # share of a gradient's length that is orthogonal to those before

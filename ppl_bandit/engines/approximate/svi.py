@@ -40,8 +40,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import program_lock
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["SviState", "svi"]
-
 GUIDES: dict[str, type[AutoGuide]] = {"mvn": AutoMultivariateNormal, "normal": AutoNormal, "flow": AutoBNAFNormal}
 
 _NUM_FIRST_DRAWS = 200  # draws that decide whether the guide still fits after the new rows

@@ -36,8 +36,6 @@ from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_pro
 from ppl_bandit.runtime.compile_ahead import traced_once
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["PartialCentring", "Space", "unconstrained_space"]
-
 _LOCATION_SCALE = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
 
 

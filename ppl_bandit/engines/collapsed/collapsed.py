@@ -48,8 +48,6 @@ from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["MAX_WORK", "collapsed"]
-
 # Budget of the moves of one row if there are many outer dimensions: operations (`num_operations`) for each particle. The 15,000
 # of a horseshoe regression with 14 outer dimensions give 400 evaluations; the longest update of 80 rows took 1.8 s.
 MAX_WORK = 6_000_000

@@ -25,17 +25,6 @@ from ppl_bandit.numerics.arrow_matrices import as_arrow, as_matrix, solve_and_st
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
 
-__all__ = [
-    "CollapsedState",
-    "CollapsedPosterior",
-    "StatisticsAtOuterValues",
-    "as_matrices",
-    "first_state",
-    "laws_of",
-    "statistics_at_particles",
-    "roundings_of",
-]
-
 _MAX_CACHED = (
     1 << 22
 )  # numbers in `outer_statistics` that a state, and every checkpoint, holds: 34 MB; more are computed again

@@ -19,8 +19,6 @@ from ppl_bandit.engines.exact.families.posterior import Natural
 from ppl_bandit.numerics.arrow_matrices import MAX_BATCH_OPERATIONS, MIN_PIVOT, Arrow
 from ppl_bandit.runtime.conditional_execution import apply_where
 
-__all__ = ["CovarianceRoots", "add_rows", "factorize", "gaussian_integral", "precisions_of"]
-
 _ROUNDINGS = 1e4  # relative to the largest entry: smaller ones are rounding
 
 

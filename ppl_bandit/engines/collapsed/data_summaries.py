@@ -25,8 +25,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
-__all__ = ["DataSummary", "WeightedRows", "prior_statistics", "row_statistics", "separable_summary", "shared_summary"]
-
 _MAX_RANK = 16
 _MAX_ENTRIES = 20_000_000  # statistics that are evaluated when the engine is built
 _MIN_ROWS_PER_ARM = 6  # four of them may be pivots, two test the decomposition

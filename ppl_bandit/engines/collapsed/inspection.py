@@ -42,8 +42,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
-__all__ = ["Split", "certificate_excess", "inspect", "masked_trial_rows"]
-
 _NUM_POINTS = (12, 6)  # random points of a certificate: around the point of reading, and where the inner sites are
 
 

@@ -38,8 +38,6 @@ from ppl_bandit.runtime.conditional_execution import (
     run_where_needed,
 )
 
-__all__ = ["DataUpdate", "add_to_buffer", "add_to_sums", "certify_and_summarize"]
-
 
 class DataUpdate(NamedTuple):
     """New rows added to the data, before particles are moved.

@@ -22,8 +22,6 @@ from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Marginals
 
-__all__ = ["mixture_of", "representative_particles"]
-
 _NUM_COMPONENTS = 64
 _DRAWS_PER_CELL = 16
 _GRID_SIZE = 33  # points of the interval in which a quantile is bracketed

@@ -21,8 +21,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.numpyro_adapter import element_support
 
-__all__ = ["BOXES", "OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
-
 _MAX_REAL = 100.0  # of real sites in the smaller boxes: the square of exp(100) is finite
 _MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller boxes
 # The largest positive value in each box that the proof tries: exponentials of it may overflow, or not.

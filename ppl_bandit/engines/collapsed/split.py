@@ -29,8 +29,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["MAX_OUTER_DIMS", "MAX_OUTER_SITES", "find_split"]
-
 MAX_OUTER_SITES = 3
 # Of outer sites. In a horseshoe regression with 14, an evaluation of the marginal density takes 5 ms for 1,000 particles, and
 # most stages end within 100; with 32 it takes 28 ms, and 240 did not suffice.

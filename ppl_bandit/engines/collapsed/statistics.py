@@ -21,15 +21,6 @@ from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.numerics.log_gamma import betaln
 
-__all__ = [
-    "changes_one_element",
-    "has_only_elements",
-    "log_normalizer",
-    "no_rows",
-    "one_element_change",
-    "precision_of",
-]
-
 
 def no_rows(layout: Layout, centre: Coordinates) -> Natural:
     """Return the natural parameters of no data."""

@@ -26,8 +26,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
-__all__ = ["conjugate"]
-
 
 def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     """Return the exact engine of a program, or refuse.

@@ -15,8 +15,6 @@ from ppl_bandit.engines.explanation import explain
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
-__all__ = ["explain_conjugate", "family_name", "residual_text", "site_parameters"]
-
 
 def site_parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
     """Return each site's posterior parameters, shaped as the site.

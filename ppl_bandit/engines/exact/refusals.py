@@ -19,18 +19,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import distribution_name
 from ppl_bandit.types import DETAILS, Explanation, NotConjugate
 
-__all__ = [
-    "ANALYTIC_REMEDY",
-    "CONJUGATE",
-    "KEEP",
-    "density_refusal",
-    "outcome_remedy",
-    "proof_refusal",
-    "refusal",
-    "rounding_refusal",
-    "untested_refusal",
-]
-
 KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
 
 _SMOOTH = (

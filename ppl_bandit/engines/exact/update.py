@@ -16,8 +16,6 @@ from ppl_bandit.engines.exact.families.posterior import Posterior, absorb, coord
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["MAX_NUMBERS", "MAX_ROWS_AT_ONCE", "absorb_rows", "add_rows", "learn_in_chunks"]
-
 MAX_ROWS_AT_ONCE = 256  # whose certificates are evaluated together
 MAX_NUMBERS = 1 << 20  # second derivatives or statistics of rows, held at once
 

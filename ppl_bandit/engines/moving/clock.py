@@ -11,8 +11,6 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["Clock", "elapsed_until", "first_clock", "require_moving", "time_text"]
-
 
 class Clock(NamedTuple):
     """The time of a state.

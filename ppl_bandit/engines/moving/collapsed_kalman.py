@@ -48,8 +48,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
-__all__ = ["KalmanParticles", "collapsed_kalman"]
-
 _SCALES = (1.5, 0.7)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
 
 

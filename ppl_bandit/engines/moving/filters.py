@@ -23,8 +23,6 @@ from ppl_bandit.engines.settings import stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["NUM_FILTERS", "FilterParts", "FilterState", "Weighed", "filter_engine"]
-
 NUM_FILTERS = 2  # the fewest whose difference shows their error
 _RESAMPLE_SHARE = CHECKS["weight_ess"].bound  # of the effective sample size, below which the filters are resampled
 

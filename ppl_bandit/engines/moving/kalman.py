@@ -48,8 +48,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
 
-__all__ = ["KalmanState", "certify_row", "kalman", "prove_linear_step", "read_row"]
-
 _REMEDY = (
     "a step is linear Gaussian if every moving latent is Normal, with a mean that is affine in the others, such as "
     '0.9 * previous["level"], and a scale that does not depend on latents'

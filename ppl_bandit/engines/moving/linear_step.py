@@ -26,19 +26,6 @@ from ppl_bandit.engines.exact.proof.examination import read_prior
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 
-__all__ = [
-    "PREFIX",
-    "LinearStep",
-    "derive_step",
-    "is_linear_step",
-    "joint_layout",
-    "measure_step",
-    "predict",
-    "prove_step",
-    "shortest_step",
-    "two_steps",
-]
-
 PREFIX = "previous"
 
 _TIMES = 10.0 ** np.arange(-15, 16)  # candidates for the shortest step, in any unit of time

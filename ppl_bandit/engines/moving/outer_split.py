@@ -26,8 +26,6 @@ from ppl_bandit.engines.moving.linear_step import PREFIX, two_steps
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 
-__all__ = ["FilterSplit", "explain_split", "split_program"]
-
 _MAX_OUTER_DIMS = 6  # of particles that moves replay
 _MAX_TRIES = 4
 

@@ -23,8 +23,6 @@ from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["particle_filter"]
-
 _SCALES = (1.2, 0.6, 0.3)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
 
 

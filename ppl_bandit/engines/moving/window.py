@@ -19,8 +19,6 @@ from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_an
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["Window", "empty_window", "extend", "log_base", "move_each"]
-
 
 class Window(NamedTuple):
     """The latest rows of two sets of H particles, in W places.

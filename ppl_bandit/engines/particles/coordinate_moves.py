@@ -23,8 +23,6 @@ from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["EvaluatedParticles", "FunnelShape", "coordinate_moves", "funnel_shape"]
-
 _MOVES_PER_ROUND = 4  # moves between two estimates of the funnel's shape
 # Step sizes as powers of two of the particles' standard deviation; those of moves along a funnel from half of it to twice.
 _MAX_POWER, _MIN_POWER_ALONE = 1.0, -7.0

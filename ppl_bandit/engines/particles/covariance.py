@@ -7,17 +7,6 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 
-__all__ = [
-    "jittered_root",
-    "log_kernel",
-    "log_normalizing_constant",
-    "mean_and_covariance",
-    "mean_and_root",
-    "robust_covariance",
-    "standardize",
-    "student_t_draws",
-]
-
 _CUT = 10.0  # multiples of the geometric mean at which differences are cut: five standard deviations of a Gaussian
 
 

@@ -10,17 +10,6 @@ from ppl_bandit.engines.checks import CHECKS
 from ppl_bandit.engines.particles.weights import NormalizedWeights, finite_log_weights
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 
-__all__ = [
-    "MAX_K_HAT",
-    "MAX_SD_SHIFT",
-    "autocorrelation_and_drift",
-    "chain_ess",
-    "coordinate_autocorrelation",
-    "moment_shifts",
-    "notable_k_hat",
-    "pareto_k_hat",
-]
-
 MAX_K_HAT = CHECKS["k_hat"].bound
 MAX_SD_SHIFT = CHECKS["sd_shift"].bound
 # Standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third.

@@ -31,8 +31,6 @@ from ppl_bandit.engines.particles.weights import (
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["PriorProbes", "Proposal", "log_unseen_mass", "num_searches", "propose"]
-
 _NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
 _NUM_GUIDED = (
     2  # of the latter, at probes if there are any; as many random starts are replaced by those that the data suggest

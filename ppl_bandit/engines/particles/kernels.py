@@ -14,8 +14,6 @@ from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["Kernel", "Transition", "hamiltonian", "no_u_turn"]
-
 _MAX_LEAPS = 64  # of one trajectory, for the same reason
 _DIVERGENT_ENERGY = 1000.0  # energy error of a divergent trajectory, as in Stan
 _MAX_TREE_DEPTH = 7  # all chains wait for the longest trajectory: of 127 steps here, of 1,023 with Stan's depth of 10

@@ -11,8 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.runtime.jax_adapter import all_equations, inner_jaxprs
 
-__all__ = ["LogDensity", "Mode", "find_mode", "num_operations", "second_derivatives", "whiten"]
-
 _TRANSCENDENTAL = frozenset(
     {"div", "erf", "exp", "expm1", "lgamma", "digamma", "log", "log1p", "logistic", "pow", "sqrt", "tanh"}
 )

@@ -22,8 +22,6 @@ from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_AUTOCORRELATION", "MoveEvidence", "MoveResult", "MoveSettings", "move", "sound_evidence"]
-
 MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound
 _TARGET_ACCEPT = 0.8  # as in Stan
 _ENOUGH_ESS = CHECKS[

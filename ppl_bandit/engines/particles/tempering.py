@@ -37,8 +37,6 @@ from ppl_bandit.numerics import random_bits
 from ppl_bandit.runtime.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_DIMS_AT_ONCE", "PathParticles", "follow_path", "max_autocorrelation"]
-
 _MIN_MOVES = 8
 _MAX_MOVES = 240  # with 60, one in eight streams of `ridge_regression` had a refresh with a large autocorrelation
 _MAX_STAGES = 200  # one outlier of 1e4 prior standard deviations takes 150

@@ -25,21 +25,6 @@ from ppl_bandit.engines.particles.weights import (
 from ppl_bandit.runtime.conditional_execution import apply_where
 from ppl_bandit.types import Key
 
-__all__ = [
-    "FEW_LATENTS",
-    "MAX_MISSED_MASS",
-    "MAX_UNSEEN_MASS",
-    "MIN_ESS_SHARE",
-    "MAX_ROUNDING",
-    "RefreshSettings",
-    "StartFinder",
-    "WeightedParticles",
-    "particle_checks",
-    "prior_particles",
-    "refresh_particles",
-    "sample_size",
-]
-
 # (key, whitened draws, centre, root) -> whitened starts near the draws
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 

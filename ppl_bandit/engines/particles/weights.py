@@ -7,16 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-__all__ = [
-    "NormalizedWeights",
-    "finite_log_weights",
-    "flatten_log_weights",
-    "normalize_weights",
-    "resample",
-    "variance_of_mean",
-    "weight_ess",
-]
-
 _GOLDEN_RATIO = 0.618  # multiples of it are spread evenly over a circle
 
 

@@ -14,18 +14,6 @@ from ppl_bandit.journal.stores.personal import split, unit_key
 from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
 from ppl_bandit.journal.stores.tables import digest_of, encode
 
-__all__ = [
-    "MAX_PARAMETERS",
-    "NEW_KEY",
-    "AppendRequest",
-    "Beside",
-    "Execute",
-    "Result",
-    "append_requests",
-    "find_keys",
-    "rows_in",
-]
-
 Execute = Callable[..., list[tuple]]  # (statement, parameters, is_many=False) -> rows
 Result = TypeVar("Result")
 Beside = Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]]

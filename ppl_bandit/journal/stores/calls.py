@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 from ppl_bandit.journal.stores.store import JournalTimeout
 from ppl_bandit.runtime.process_exit import IS_EXITING, RUNNING, wait_for_exit
 
-__all__ = ["CALL", "STALE", "GroupedCalls", "Request", "call_within", "seconds_left", "timed_lock"]
-
 _UNLIMITED = 3600.0  # seconds
 _UNCHANGED = contextlib.nullcontext()
 STALE = 5.0  # seconds after its limit at which no call is still running

@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_location", "parse_location"]
-
 _EXPECTED = "expected a path, sqlite:///path or postgresql://user@host/database"
 _SCHEMES_WITHOUT_SLASHES = ("file", "sqlite", "postgres", "postgresql")
 _KEYWORD = re.compile(

@@ -16,8 +16,6 @@ from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import Conflict, Key
 from ppl_bandit.journal.stores.tables import VERSION
 
-__all__ = ["MemoryStore"]
-
 _MAX_UNWRITTEN = 64
 _END = (
     "SELECT (SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?), (SELECT MAX(position) FROM ppl_bandit_events "

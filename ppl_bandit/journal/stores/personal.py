@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from ppl_bandit.journal.events import ERASED, Event
 from ppl_bandit.journal.stores.tables import decode, encode
 
-__all__ = ["Personal", "joined", "split", "unit_key"]
-
 
 class Personal(NamedTuple):
     """The personal part of an event, as it is stored."""

@@ -22,8 +22,6 @@ from ppl_bandit.journal.stores.staged import has_staging
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.journal.stores.tables import TABLES, VERSION, upgrades_from
 
-__all__ = ["PostgresBackend"]
-
 _MAX_CONNECTIONS = 4  # threads that append share one; the others read
 _SECONDS_TO_RECONNECT = 2.0  # after which the pool begins anew: its pauses double until then
 _TURN_TIMEOUT = (

@@ -65,8 +65,6 @@ from ppl_bandit.journal.stores.tables import (
     event_from_row,
 )
 
-__all__ = ["Backend", "Damage", "SqlStore", "read_batches"]
-
 Backend = SqliteBackend | PostgresBackend
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")

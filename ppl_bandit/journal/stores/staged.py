@@ -22,8 +22,6 @@ from ppl_bandit.journal.stores.appending import (
 from ppl_bandit.journal.stores.store import DamagedEvent, KeyTaken
 from ppl_bandit.journal.stores.tables import decode, encode
 
-__all__ = ["STAGING_TABLES", "find_staged", "has_staging", "keys_lock", "read_staged", "seal_staged", "stage_requests"]
-
 STAGING_TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_staged (
         experiment TEXT NOT NULL, batch TEXT NOT NULL, number BIGSERIAL, num_decisions BIGINT NOT NULL, events TEXT NOT NULL,

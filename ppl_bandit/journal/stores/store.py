@@ -2,16 +2,6 @@
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Conflict",
-    "DamagedEvent",
-    "JournalError",
-    "JournalTimeout",
-    "Key",
-    "KeyTaken",
-    "ReadingEvent",
-]
-
 _CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
 
 

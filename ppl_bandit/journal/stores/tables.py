@@ -16,20 +16,6 @@ import orjson
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.stores.store import ReadingEvent
 
-__all__ = [
-    "COLUMNS",
-    "IS_SETTING",
-    "TABLES",
-    "VERSION",
-    "VERSION_WITH_HEADS",
-    "VERSION_WITH_OPENINGS",
-    "decode",
-    "digest_of",
-    "encode",
-    "event_from_row",
-    "upgrades_from",
-]
-
 VERSION_WITH_HEADS = 2
 VERSION_WITH_OPENINGS = 4
 VERSION = 4

@@ -25,8 +25,6 @@ from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.archive import read_archive
 
-__all__ = ["EarlierFile", "is_earlier_file"]
-
 _FORMAT, _VERSION = "ppl_bandit.live.bandit", 3
 
 

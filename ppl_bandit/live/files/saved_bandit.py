@@ -22,8 +22,6 @@ from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.runtime.archive import read_archive
 
-__all__ = ["SavedBandit", "build_context", "checked_path", "read_bandit", "save_bandit"]
-
 
 class SavedBandit(NamedTuple):
     """A copy of a file in memory, and the arguments of the bandit that continues from it."""

@@ -17,8 +17,6 @@ from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["export", "observed_outcomes", "replicate_outcomes"]
-
 _BATCH_SIZE = 32  # draws whose likelihoods are computed together
 
 

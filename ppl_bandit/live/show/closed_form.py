@@ -13,8 +13,6 @@ from ppl_bandit.numerics.expected_loss import losses_from_moments
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["closed_form", "draws_from"]
-
 _INTERVAL = (0.025, 0.5, 0.975)
 
 

@@ -14,8 +14,6 @@ from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_con
 from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["context_profiles", "plot_profiles"]
-
 _NUM_VALUES = 15  # of an entry: the curves of programs that people write have few bends
 _NUM_OTHERS = 12  # contexts whose other entries are averaged over
 _MAX_DRAWS = 400  # posterior draws: an end of a 95% interval is then known to a tenth of the interval

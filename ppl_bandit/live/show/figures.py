@@ -10,8 +10,6 @@ from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.live.show.overview import ORDERS, Overview
 from ppl_bandit.types import Explanation
 
-__all__ = ["NUM_LEADING", "plot_bandit", "posterior_kind"]
-
 NUM_LEADING = 15  # arms that get a row of their own; the others share one
 _MAX_DENSITIES = 6  # arms whose densities can be told apart
 _BLUE, _GREY = "#0072B2", "0.6"

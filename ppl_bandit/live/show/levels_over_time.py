@@ -24,8 +24,6 @@ from ppl_bandit.simulation.rollouts import (
 )
 from ppl_bandit.types import Engine, Interaction, Key
 
-__all__ = ["levels_over_time", "plot_levels"]
-
 _MAX_POINTS = 200
 _NUM_DRAWS = 400
 _MAX_ARMS = 6  # whose bands can be told apart

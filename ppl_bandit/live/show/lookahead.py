@@ -22,8 +22,6 @@ from ppl_bandit.posterior.learning import draw
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["LossesAfter", "losses_after", "simulated_pseudo_counts"]
-
 _NUM_DRAWS = 4000
 _NUM_SIMULATED = 15  # arms whose rewards are simulated; the others are taken to stay as they are
 _NUM_SHARES = 16  # contexts over which propensities are averaged

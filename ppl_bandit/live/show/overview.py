@@ -15,16 +15,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "ORDERS",
-    "ByContext",
-    "Overview",
-    "arm_overview",
-    "reward_tables",
-    "slot_note",
-    "subsample_contexts",
-]
-
 # Of the tabulated quantiles: evenly spaced for a Normal law.
 ORDERS = np.array([NormalDist().cdf(z) for z in np.linspace(-3.5, 3.5, 81)])
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts

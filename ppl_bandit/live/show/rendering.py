@@ -8,8 +8,6 @@ from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import DETAILS, Explanation, Selector
 
-__all__ = ["arms_text", "bandit_html", "evaluation_note", "explanation_text", "html_table", "shown_arms"]
-
 _CELL = "padding:3px 12px;text-align:right;white-space:nowrap"
 _MAX_ROWS = 20  # arms that are listed in their own order; of more, the leading ones and one row for the others
 

@@ -20,8 +20,6 @@ from ppl_bandit.live.show.rendering import html_table
 from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.types import Explanation
 
-__all__ = ["Report", "evidence_text", "make_report", "name_of"]
-
 _MOST_NAMED = 6  # arms in a sentence
 _NEGLIGIBLE = 1e-4  # of the expected reward: a loss that no decision is made on
 _LEAST_WORTH = 0.02  # of today's loss: less is within the error of the loss after more decisions

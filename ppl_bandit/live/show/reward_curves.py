@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["RewardCurves"]
-
 
 class RewardCurves(NamedTuple):
     """A curve of each arm, with a band.

@@ -16,8 +16,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["history_table", "pending_table"]
-
 
 def history_table(experiment: Experiment) -> "pandas.DataFrame":
     """Return one row per learnt reward, in the order of learning; imported plays have no decision."""

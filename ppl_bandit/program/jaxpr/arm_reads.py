@@ -10,8 +10,6 @@ import numpy as np
 from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, fold_in_numpy, interpret, is_known
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = ["reads_of_latents", "tells_rows_apart"]
-
 _PRODUCTS = ("mul", "dot_general")
 
 

@@ -16,8 +16,6 @@ from ppl_bandit.program.jaxpr.entrywise import Entries, Entrywise, Known
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = ["MAX_ENTRIES", "Affine", "affine_reads", "connected_components", "entries_read"]
-
 MAX_ENTRIES = 2000  # of an argument whose reads are analysed; the analysis of more would take too long
 
 

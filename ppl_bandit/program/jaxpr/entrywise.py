@@ -17,8 +17,6 @@ from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, fold_in_numpy, in
 from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, apply_primitive, is_tracer
 
-__all__ = ["Entries", "Entrywise", "Known"]
-
 _MAX_NUMBERS = 64  # different numbers in an array of constants that are told apart
 _MAX_PRODUCTS = 1 << 22  # in a matrix product whose terms are told apart
 _FIRST_CODE = 1 << 29  # where JAX moves entries, so that a number that it fills in is no code

@@ -38,8 +38,6 @@ from ppl_bandit.program.jaxpr.ranges import (
 )
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 
-__all__ = ["Data", "Form", "Forms", "Refused"]
-
 _CLOSE = 1e-20  # latents are not followed closer to 0 than this
 _MAX_PLAIN = 4.0  # a power up to which floating point neither overflows nor flattens
 _MAX_TERMS = 4  # of a sum that is followed term by term

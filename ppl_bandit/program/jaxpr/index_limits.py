@@ -18,8 +18,6 @@ from ppl_bandit.program.jaxpr.interpreter import DATA, Domain, fold_in_numpy, in
 from ppl_bandit.program.jaxpr.primitives import starts
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices, scan_parts
 
-__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges", "outside_rows", "sizes_indexed_by"]
-
 _MAX_ENTRIES = 64
 _MAX_TURNS = 64  # of a loop that is followed turn by turn
 _NUM_PROBES = 3

@@ -10,8 +10,6 @@ import numpy as np
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, apply_primitive, called_jaxpr
 
-__all__ = ["DATA", "Domain", "dependencies", "fold_in_numpy", "interpret", "is_known"]
-
 DATA = object()  # an array whose numbers are unknown
 
 

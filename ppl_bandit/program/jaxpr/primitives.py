@@ -14,17 +14,6 @@ from jaxtyping import Array
 
 from ppl_bandit.runtime.jax_adapter import apply_primitive
 
-__all__ = [
-    "PRIMITIVES",
-    "AnalyticWhere",
-    "Kind",
-    "Primitive",
-    "apply_per_column",
-    "describe_primitive",
-    "index_operands",
-    "starts",
-]
-
 
 class Kind(enum.Enum):
     """How the results of a primitive depend on its operands."""

@@ -18,21 +18,6 @@ import numpy as np
 
 from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive
 
-__all__ = [
-    "EVERYTHING",
-    "NotAnalytic",
-    "Range",
-    "hull",
-    "lossy_conversion",
-    "negative_range",
-    "product_range",
-    "result_range",
-    "softplus_range",
-    "sum_range",
-    "support_range",
-    "values_range",
-]
-
 _HUGE = 1e20
 _NUM_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 _MODERATE = 700.0  # the exponential of a number below this neither underflows nor overflows

@@ -17,8 +17,6 @@ import numpyro
 
 from ppl_bandit.runtime.jax_adapter import source_frames
 
-__all__ = ["SourceLine", "is_users_file", "location_of", "source_line"]
-
 _MAX_SOURCE = 100  # characters of a source line to quote
 _PUBLIC = (jnp, jax.nn, jax.lax, jax.scipy.special, jax.scipy.stats.norm)
 

@@ -22,8 +22,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import class_name, components, distribution_name, element_support
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["check_domains", "inside_domains"]
-
 _NUM_DRAWS = 1000
 _REACHES, _NUM_SEEDS = (1.5, 8.0), 4  # of latents in unconstrained space, and tries at each
 _POSITIVE = (constraints.positive, constraints.nonnegative, constraints.softplus_positive)

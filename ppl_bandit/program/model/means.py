@@ -23,15 +23,6 @@ from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.tracing import Trace
 from ppl_bandit.runtime.numpyro_adapter import before_affine_map, has_circular_part, support_bounds, without_censoring
 
-__all__ = [
-    "MONTE_CARLO",
-    "MONTE_CARLO_NOTE",
-    "MEAN_METHODS",
-    "MeanMethod",
-    "expected_reward",
-    "reward_variance",
-]
-
 NUM_QUADRATURE_NODES = 128
 NUM_MONTE_CARLO_DRAWS = 1024
 MONTE_CARLO_NOTE = (

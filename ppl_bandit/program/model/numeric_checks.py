@@ -18,8 +18,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import inner_distribution
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["check_row_independence", "choose_mean_method"]
-
 _NUM_POINTS = 4
 # Raised by distributions without a mean or icdf; ImportError by those whose icdf needs TensorFlow Probability (Gamma, Beta).
 _NOT_AVAILABLE = (NotImplementedError, AttributeError, TypeError, ImportError)

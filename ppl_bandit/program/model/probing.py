@@ -11,8 +11,6 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.program.model.tracing import Site, can_produce, repeat_rows, run_program
 
-__all__ = ["DTYPE_OF_KIND", "extreme_latents", "feasible_latents", "feasible_rewards", "vary_contexts"]
-
 DTYPE_OF_KIND = {"i": int, "f": float}  # kind of an outcome, integer or real -> its dtype
 
 # Every known support contains some of these values. Small counts and edges come first; values outside a support are skipped.

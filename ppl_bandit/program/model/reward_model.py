@@ -25,8 +25,6 @@ from ppl_bandit.program.model.validation import validate
 from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 
-__all__ = ["RewardModel"]
-
 
 def check_reward_model(model: Any, argument: str) -> None:
     """Refuse a program or another value in place of a reward model.

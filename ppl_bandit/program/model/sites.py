@@ -15,16 +15,6 @@ from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_pro
 from ppl_bandit.runtime.numpyro_adapter import base_distribution, class_name, is_improper, mask_of
 from ppl_bandit.types import InvalidProgram
 
-__all__ = [
-    "ProgramSpec",
-    "abstract_trace",
-    "check_expected_reward",
-    "check_latents",
-    "check_outcomes",
-    "failing_line",
-    "is_latent",
-]
-
 
 class ProgramSpec(NamedTuple):
     """A program with the facts about it that the checks need.

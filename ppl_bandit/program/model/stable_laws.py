@@ -22,8 +22,6 @@ from numpyro.distributions.truncated import (
     TwoSidedTruncatedDistribution,
 )
 
-__all__ = ["stable"]
-
 _NUM_NODES = 64
 _SMALL_WIDTH = 1e-3  # of an interval, in units of the scale; then a series in the width
 _LOG_SMALL = 37.0  # exp(-37) is the resolution of float64

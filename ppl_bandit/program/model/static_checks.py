@@ -21,8 +21,6 @@ from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["check_dependence"]
-
 _MAX_INTEGER = 3
 
 

@@ -17,20 +17,6 @@ from ppl_bandit.program.model.stable_laws import stable
 from ppl_bandit.runtime.numpyro_adapter import element_support, mask_of
 from ppl_bandit.types import Key
 
-__all__ = [
-    "Site",
-    "Trace",
-    "is_prior_term",
-    "log_prob",
-    "log_prob_terms",
-    "can_produce",
-    "masked_rows",
-    "repeat_rows",
-    "run_program",
-    "program_lock",
-    "forbid_programs",
-]
-
 Site = dict[str, Any]
 Trace = dict[str, Site]
 

@@ -29,8 +29,6 @@ from ppl_bandit.program.moving.validation import find_moving_sites
 from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["ProgramFacts", "validate"]
-
 
 class ProgramFacts(NamedTuple):
     """Results of the validation of a program.

@@ -23,8 +23,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import class_name
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["find_moving_sites"]
-
 
 def find_moving_sites(spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], first: Trace) -> tuple[str, ...]:
     """Return the latents that move; () for a program that does not take `previous`.

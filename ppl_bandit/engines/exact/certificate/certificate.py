@@ -22,19 +22,6 @@ from ppl_bandit.engines.exact.families.layout import POSITIVE, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, relative_to
 from ppl_bandit.engines.exact.families.registry import family_of_group
 
-__all__ = [
-    "Evidence",
-    "Region",
-    "Residual",
-    "excess_of",
-    "inverse_roundings",
-    "is_affine",
-    "region_of",
-    "residual_of",
-    "resolution",
-    "worst_of",
-]
-
 _NUM_ROUNDINGS = 4.0  # of a log density, in units of the last place of the sum of its terms
 _NUM_HIDDEN_ROUNDINGS = (
     5e5  # inside the program, in units of the last place of 1: 1 - (1 - z) keeps 11 digits at logit -11

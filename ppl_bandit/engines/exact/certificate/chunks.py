@@ -22,8 +22,6 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["NUM_POINTS", "Absorb", "ChunkEvidence", "chunk_absorber", "join_chunks", "split_chunks"]
-
 NUM_POINTS = (6, 4)  # random points of a certificate: around the point of reading, and where the posterior is
 
 

@@ -26,8 +26,6 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.engines.exact.families.registry import family_of_group, groups_of
 from ppl_bandit.numerics.arrow_matrices import Arrow, steps_along
 
-__all__ = ["middle_of", "regions_for"]
-
 NUM_VARIANTS = 8  # of displacements: trial rows in succession differ in theirs
 _SEED = 20170903
 

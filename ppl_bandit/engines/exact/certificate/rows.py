@@ -27,8 +27,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import log_prob
 from ppl_bandit.types import Interaction
 
-__all__ = ["Certified", "RowReadings", "certify", "read_rows"]
-
 
 class RowReadings(NamedTuple):
     """What was read from rows; with weights N is 1, the weighted sum.

@@ -14,8 +14,6 @@ from ppl_bandit.numerics import marginal_laws, sampling
 from ppl_bandit.numerics.log_gamma import betaln
 from ppl_bandit.types import Key
 
-__all__ = ["BETA"]
-
 _POINT = float(np.log(0.4 / 0.6))  # not 0: stabilised formulas have a kink at logit(1/2)
 
 

@@ -15,8 +15,6 @@ from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 
-__all__ = ["derive"]
-
 
 def derive(
     layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates, *, as_arrow: bool = False

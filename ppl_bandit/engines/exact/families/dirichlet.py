@@ -12,8 +12,6 @@ from ppl_bandit.engines.exact.families.layout import SIMPLEX
 from ppl_bandit.numerics import sampling
 from ppl_bandit.numerics.log_gamma import gammaln
 
-__all__ = ["DIRICHLET"]
-
 
 def _reading_point(parameters: Float[Array, "E K"]) -> Float[Array, "E K"]:
     # Unequal: at equal logits, formulas that compare elements have kinks.

@@ -13,8 +13,6 @@ from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group
 from ppl_bandit.numerics import sampling
 from ppl_bandit.types import Draws, Key
 
-__all__ = ["sample", "sample_each"]
-
 _KEY_ORDER = [UNIT, POSITIVE, REAL, SIMPLEX]  # kinds after these get the keys after theirs, so that draws stay the same
 _KEY_ORDER += [kind for kind in FAMILIES if kind not in _KEY_ORDER]
 

@@ -17,8 +17,6 @@ from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
 from ppl_bandit.numerics.marginal_laws import MarginalLaw
 from ppl_bandit.types import Key
 
-__all__ = ["Family", "misfit", "round_to_halves"]
-
 _SCREENING_TOLERANCE = 1e-6  # of the range of a log density: screening must not reject what rounding explains
 
 

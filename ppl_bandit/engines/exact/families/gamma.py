@@ -18,8 +18,6 @@ from ppl_bandit.numerics import marginal_laws, sampling
 from ppl_bandit.numerics.log_gamma import gammaln
 from ppl_bandit.types import Key
 
-__all__ = ["GAMMA", "scale_family_name"]
-
 
 def _latent(log_u: Array, low: Any, high: Any, power: Any) -> Array:
     del high

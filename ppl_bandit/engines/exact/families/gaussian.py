@@ -17,20 +17,6 @@ from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 
-__all__ = [
-    "blocks_of",
-    "by_block",
-    "invert_blocks",
-    "log_determinant",
-    "padding",
-    "reals_of",
-    "solve_blocks",
-    "sum_by_owner",
-    "take",
-    "times_blocks",
-    "zero_padding",
-]
-
 _MAX_FUSED_TERMS = 4000  # products of at most so many terms are one fused loop; larger ones would need too much memory
 
 

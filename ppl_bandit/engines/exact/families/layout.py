@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["POSITIVE", "REAL", "SIMPLEX", "UNIT", "Layout", "SiteBlock"]
-
 UNIT, POSITIVE, SIMPLEX, REAL = "unit", "positive", "simplex", "real"
 
 

@@ -30,27 +30,6 @@ from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 
-__all__ = [
-    "Coordinates",
-    "Natural",
-    "Posterior",
-    "absorb",
-    "coordinates_at",
-    "discount_towards_prior",
-    "generic_point",
-    "is_proper",
-    "is_resolved",
-    "latent_of_value",
-    "latents_at",
-    "log_mass",
-    "natural_of",
-    "posterior_of",
-    "relative_to",
-    "standard_posterior",
-    "total_of",
-    "where_finite",
-]
-
 
 class Coordinates(NamedTuple):
     """A point in latent space.

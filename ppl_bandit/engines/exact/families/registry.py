@@ -10,8 +10,6 @@ from ppl_bandit.engines.exact.families.family import Family
 from ppl_bandit.engines.exact.families.gamma import GAMMA
 from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
 
-__all__ = ["FAMILIES", "family_of_group", "groups_of"]
-
 FAMILIES: dict[str, Family] = {family.kind: family for family in (BETA, GAMMA, DIRICHLET)}
 
 

@@ -21,8 +21,6 @@ from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 
-__all__ = ["INFINITE_MEAN_TEXT", "find_infinite_means", "has_infinite_mean"]
-
 _NEAR, _FAR = (float(np.log(10.0) * decades) for decades in (6, 12))  # distances in a tail
 _MANY_REWARDS = 1e6  # more than any tail is worth
 

@@ -29,8 +29,6 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import Key, Marginals
 
-__all__ = ["marginals_of"]
-
 MarginalsOf: TypeAlias = Callable[[Posterior, Any], Marginals]  # (state, context) -> marginals
 Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
 

@@ -19,8 +19,6 @@ from ppl_bandit.engines.exact.families.posterior import generic_point, latents_a
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 
-__all__ = ["constant_noise", "element_noise", "scaled_noise"]
-
 
 def constant_noise(model: RewardModel, layout: Layout) -> Callable[[Any], Float[Array, " A"]] | None:
     """Return context -> the variance of each arm's reward; None if the variance depends on a latent."""

@@ -27,8 +27,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 
-__all__ = ["Gap", "not_conjugate"]
-
 MAX_DEGREE = 4  # (y - m^2)^2 has 4; the certificates have many more points
 
 _POLYNOMIAL = (

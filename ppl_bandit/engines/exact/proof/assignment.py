@@ -18,8 +18,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
 from ppl_bandit.runtime.numpyro_adapter import class_name, element_support
 
-__all__ = ["find_scales", "kind_of_support", "read_supports", "supports_of"]
-
 # Of log z: units of z from 1e-15 to 1e15.
 _SHIFTS = (0.0, 7.0, -7.0, 14.0, -14.0, 21.0, -21.0, 28.0, -28.0, 35.0, -35.0)
 

@@ -54,8 +54,6 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Examination", "arrange", "certify_prior", "examine", "first_fault", "measure", "prove", "read_prior"]
-
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of the prior's certificate
 
 

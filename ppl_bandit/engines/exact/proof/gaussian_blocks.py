@@ -18,8 +18,6 @@ from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, connected_componen
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob, log_prob_terms
 
-__all__ = ["in_blocks", "split_gaussian_blocks"]
-
 _MAX_LEAF = 8  # reals of one leaf of an arrow
 
 

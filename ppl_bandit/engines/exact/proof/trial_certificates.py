@@ -21,8 +21,6 @@ from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["MAX_SINGLE_ROWS", "certify_trial_rows", "rows_per_sum", "trial_rows"]
-
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
 _ROWS_PER_SUM = 16
 
