@@ -24,8 +24,7 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.posterior.fallback import learn
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, draw, evidence_of, start
-from ppl_bandit.posterior.partial_rows import Rows
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.task import Rows, Task
 from ppl_bandit.program.keywords import KEYWORDS, takes
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ppl_bandit.commands.arguments.parser import make_parser
-from ppl_bandit.display.plain_values import to_plain
-from ppl_bandit.display.terminal import printable
+from ppl_bandit.display.terminal import printable, to_plain
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _CLOSED_PIPE = 141  # 128 + SIGPIPE

@@ -8,11 +8,11 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.display.csv_cells import safe_frame
+from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs
-from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.inputs.tables import read_plays
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header

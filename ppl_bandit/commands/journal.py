@@ -13,8 +13,8 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.commands.recorded_program import find_program
-from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences

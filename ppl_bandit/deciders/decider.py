@@ -10,10 +10,9 @@ from ppl_bandit.arguments import check_flag
 from ppl_bandit.deciders.snapshots import SnapshotExperiment, channel_of
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.identity import arguments_from_identity
-from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.journal import Journal, check_location, parse_location
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.stores.calls import call_within
-from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError

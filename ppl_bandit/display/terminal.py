@@ -1,6 +1,8 @@
-"""Text to print: names and cells that others wrote cannot move a cursor, color a terminal or reorder what is read."""
+"""Values as text: for a terminal, a spreadsheet, a report, and as plain values for JSON."""
 
+import math
 import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Letters of right-to-left scripts are printed; characters that reverse the order of others are not.
@@ -21,3 +23,42 @@ def shown_name(name: Any) -> Any:
 
 def _is_harmless(char: str) -> bool:
     return char in "\n\t" or (unicodedata.category(char) not in ("Cc", "Cs") and char not in _REORDERING)
+
+
+def safe_cell(value: Any) -> Any:
+    """Return a text that a spreadsheet would run as a formula with an apostrophe before it; anything else unchanged."""
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+
+
+def original_cell(text: str) -> str:
+    """Undo `safe_cell`."""
+    return text[1:] if text.startswith("'") and _is_formula(text[1:]) else text
+
+
+def safe_frame(frame: Any) -> Any:
+    """Return a DataFrame whose cells, index and column names are `safe_cell`s."""
+    return frame.map(safe_cell).rename(index=safe_cell, columns=safe_cell)
+
+
+def _is_formula(text: str) -> bool:
+    # Spreadsheets skip blanks, and take full-width signs for signs.
+    return text[:1] in ("\t", "\r", "\n") or unicodedata.normalize("NFKC", text).strip()[:1] in ("=", "+", "-", "@")
+
+
+def to_plain(value: Any) -> Any:
+    """Return NamedTuples as dicts and arrays as lists, with None for nan and infinities, which JSON does not have."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import Any
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.counts import multinomial
+from ppl_bandit.numerics.random_bits import multinomial
 from ppl_bandit.types import Draws, Engine, Key, Selection, Selector
 
 

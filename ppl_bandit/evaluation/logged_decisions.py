@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.evaluation.log_checks import check_repeated_rows, order_doubts, propensity_doubts
-from ppl_bandit.inputs.columns import cell_number
-from ppl_bandit.inputs.data_frames import check_columns, column_cells
+from ppl_bandit.inputs.data_frames import cell_number, check_columns, column_cells
 
 _PROPENSITY_COLUMN = re.compile(r"propensity_(.+)")
 _SUM_TOLERANCE = 1e-6  # of propensities that were written with a few digits

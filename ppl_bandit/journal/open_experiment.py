@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
 from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
 from ppl_bandit.journal.experiment import BuildTask, Experiment

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.inputs.partial_rewards import impossible_outcome, irrelevant_outcomes
+from ppl_bandit.inputs.late_entries import impossible_outcome, irrelevant_outcomes, late_numbers
 from ppl_bandit.journal.events import (
     CORRECTED,
     DISCARDED,
@@ -37,8 +36,7 @@ from ppl_bandit.journal.projection import LearningStep, Projection, context_from
 from ppl_bandit.journal.repeats import Repeat
 from ppl_bandit.journal.stores.calls import Request
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.posterior.partial_rows import Rows, why_not_in_part
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.task import Rows, Task, why_not_in_part
 from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision
 

@@ -33,24 +33,20 @@ from ppl_bandit.journal.outcome_events import Discard, Expiry, LearnRequest, Rep
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
+from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.journal.stores.calls import call_within
-from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.journal.stores.personal import unit_key
+from ppl_bandit.journal.stores.sqlite import MemoryStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
-from ppl_bandit.live.asking import asks_of, decide_asked, plain
+from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
-from ppl_bandit.live.files.earlier_file import EarlierFile, is_earlier_file
-from ppl_bandit.live.files.saved_bandit import checked_path, read_bandit, save_bandit
+from ppl_bandit.live.files.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
-from ppl_bandit.live.reported_rewards import many_rewards, one_update, reward_values
-from ppl_bandit.live.reward_rows import learn_rows
-from ppl_bandit.live.show.closed_form import closed_form
+from ppl_bandit.live.reported_rewards import check_windows, learn_rows, many_rewards, one_update, reward_values
+from ppl_bandit.live.show.overview import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
-from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.live.windows import check_windows
 from ppl_bandit.posterior.deciding import SIZES
 from ppl_bandit.posterior.learning import Learner, prepare_batches, prepare_draws, start
 from ppl_bandit.posterior.task import Task

@@ -1,7 +1,13 @@
-"""Check the arguments of `Bandit.update` and `Bandit.update_many`, and return what they report."""
+"""Rewards on their way from the caller to the journal: checked, matched to decisions, overdue.
 
-from collections.abc import Mapping
-from typing import Any
+Learn from many rewards, each for itself, in as few updates of the posterior as their order allows.
+
+One update of many rows costs about as much as one of a single row. So first rewards are learnt together, as by
+`Bandit.update_many`; if the call is refused, each half of it is tried, so that only wrong rows are refused in the end.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,13 +16,13 @@ from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
-from ppl_bandit.inputs.numbers import as_numbers
-from ppl_bandit.journal.outcome_events import Import, Report, Reported, Rewards
+from ppl_bandit.inputs.numbers import as_numbers, as_seconds
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.outcome_events import Import, LearnRequest, Report, Reported, Rewards
 from ppl_bandit.journal.repeats import Repeat, check_unit
 from ppl_bandit.live.asking import plain
-from ppl_bandit.live.decisions import Decision, Slate, decision_id
-from ppl_bandit.posterior.partial_rows import Rows
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.live.decisions import Decision, Slate, decision_id, decision_ids
+from ppl_bandit.posterior.task import Rows, Task, Windows
 from ppl_bandit.program.model.reward_model import RewardModel
 
 
@@ -209,3 +215,107 @@ def _by_decision(model: RewardModel, decisions: Any, rewards: Any) -> dict[str, 
 
 def _row(entries: Mapping[str, Any], row: int) -> dict[str, Any]:
     return {name: column[row] for name, column in entries.items()}
+
+
+_TOGETHER = {"decision", "reward", "context", "shown", "propensity"}  # a row with other arguments is a call of its own
+
+
+class _Part(NamedTuple):
+    """Rows that are learnt in one call: {index of the row: what is reported}, or one row and its request."""
+
+    rows: Mapping[int, Mapping[str, Reported]]
+    request: LearnRequest
+
+
+def learn_rows(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
+    """Return for each row whether something was recorded, or the error that refused it.
+
+    Args:
+        rows: the arguments of `Bandit.update`, by name.
+    """
+    found: list[bool | Exception] = [False] * len(rows)
+    remaining: Sequence[int] = range(len(rows))
+    while remaining:
+        parts, remaining = _parts(experiment.projection.task, rows, remaining, found)
+        while parts:
+            results = experiment.learn_each([part.request for part in parts])
+            refused = []
+            for part, result in zip(parts, results, strict=True):
+                if isinstance(result, Exception) and len(part.rows) > 1:
+                    refused += _halves(part)
+                    continue
+                recorded = set() if isinstance(result, Exception) else {event.decision for event in result}
+                for index, own in part.rows.items():
+                    is_new = bool(recorded & own.keys() if own else recorded)
+                    found[index] = result if isinstance(result, Exception) else is_new
+            parts = refused
+    return found
+
+
+def _parts(
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    indices: Sequence[int],
+    found: list[bool | Exception],
+) -> tuple[list[_Part], list[int]]:
+    """Return the calls of some rows, and the rows that must wait for an earlier one of the same decision."""
+    together: dict[int, Mapping[str, Reported]] = {}
+    parts, later, seen = list[_Part](), list[int](), set[str]()
+    for index in indices:
+        row = rows[index]
+        try:
+            decision = row.get("decision")
+            ids = [] if decision is None else decision_ids(decision)
+            if not seen.isdisjoint(ids):
+                later.append(index)
+                continue
+            if row.get("reward") is not None and row.keys() <= _TOGETHER and len(ids) == 1:
+                together[index] = reported_reward(task, **row)
+            else:
+                parts.append(_Part({index: {}}, LearnRequest(*one_update(task, **row))))
+            seen.update(ids)
+        except (ValueError, TypeError) as error:
+            found[index] = error
+    return ([_together(together)] if together else []) + parts, later
+
+
+def _together(rows: Mapping[int, Mapping[str, Reported]]) -> _Part:
+    reported = {id: one for own in rows.values() for id, one in own.items()}
+    return _Part(rows, LearnRequest(Rewards(reported)))
+
+
+def _halves(part: _Part) -> list[_Part]:
+    items = list(part.rows.items())
+    middle = len(items) // 2
+    return [_together(dict(half)) for half in (items[:middle], items[middle:])]
+
+
+def check_windows(
+    model: RewardModel, late: tuple[str, ...], unit_window: Any, reward_window: Any, default_reward: Any
+) -> Windows:
+    """Return the windows of a bandit; the arguments are its arguments.
+
+    Raises:
+        ValueError: for a window of zero, or a default reward that is never used or cannot be one.
+    """
+    default = None
+    if default_reward is not None:
+        if reward_window is None:
+            raise ValueError(
+                "default_reward was given without reward_window: give the time after which it is the reward"
+            )
+        if late:
+            raise ValueError(
+                f"default_reward was given, but late={list(late)} come with each reward: call expire(older_than, reward, "
+                "context={...}) instead"
+            )
+        checked = check_rewards(model, default_reward, None, "default_reward")
+        default = {name: float(values[0]) for name, values in checked.items()}
+    return Windows(_window(unit_window, "unit_window"), _window(reward_window, "reward_window"), default)
+
+
+def _window(span: Any, argument: str) -> float | None:
+    seconds = None if span is None else as_seconds(span, argument)
+    if seconds == 0:
+        raise ValueError(f"{argument} is 0, expected a time of more than 0 seconds: leave it out for no limit")
+    return seconds

@@ -21,8 +21,7 @@ from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_experiment
 from ppl_bandit.inputs.checks import check_contexts, count_rows
-from ppl_bandit.inputs.columns import context_columns
-from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.data_frames import context_columns, contexts_from, is_frame
 from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
 from ppl_bandit.journal.audit import decision_records, knowledge_age
@@ -30,18 +29,16 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
+from ppl_bandit.live.asking import place_propensities
 from ppl_bandit.live.looks import rule_distances
-from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.context_profiles import context_profiles
-from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
-from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note, subsample_contexts
-from ppl_bandit.live.show.rendering import bandit_html, explanation_text
+from ppl_bandit.live.show.overview import Overview, arm_overview, closed_form, slot_note, subsample_contexts
+from ppl_bandit.live.show.rendering import bandit_html, explanation_text, plot_bandit, posterior_kind
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
 from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.live.show.tables import history_table, pending_table
-from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.display.terminal import markdown_table
 from ppl_bandit.paper import settings
 from ppl_bandit.paper.claims import Claim
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret

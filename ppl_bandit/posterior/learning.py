@@ -10,8 +10,7 @@ from ppl_bandit.posterior.compiled_functions import (
     CompiledFunctions,
     example_contexts,
 )
-from ppl_bandit.posterior.partial_rows import learning_model
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.task import Task, learning_model
 from ppl_bandit.posterior.warm_start import find_start, store_start
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import Packed, pack, unpack

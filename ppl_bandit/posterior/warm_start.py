@@ -16,8 +16,7 @@ import jax
 from ppl_bandit import engines
 from ppl_bandit.engines.deferred import deferred_engine, engine_facts
 from ppl_bandit.posterior.compiled_functions import CompiledFunctions, compiled_functions
-from ppl_bandit.posterior.partial_rows import counting_engine, learning_model
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.task import Task, counting_engine, learning_model
 from ppl_bandit.program.fingerprints import program_fingerprint
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import artefact

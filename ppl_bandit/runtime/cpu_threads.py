@@ -1,4 +1,4 @@
-"""CPU threads: the number of cores, and a limit on programs that could deadlock XLA's thread pool.
+"""Threads: how many CPU threads the process has, and calls that end before the interpreter does.
 
 jaxlib splits a large batch of factorizations into tasks for XLA's thread pool, which has one thread per core, and waits for
 them, possibly inside a thread of that pool. Where several such programs run at once, all threads can wait and none is left to
@@ -6,11 +6,19 @@ work. So at most `num_cores() - 1` such programs run at the same time. Their ope
 two batches of one program can block each other in the same way.
 
 The module also tells whether computations run on a CPU, and how much memory one of them may use.
+
+Calls of daemon threads at the end of the process.
+
+While Python shuts down, a daemon thread that asks for the interpreter's lock is unwound where it is. XLA's C++ code cannot be
+unwound there, and the process aborts. So the calls that run end first, and no new one begins: a call adds its thread to
+`RUNNING`, then calls `wait_for_exit` if `IS_EXITING` is set, and removes its thread at its end.
 """
 
+import atexit
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -70,3 +78,26 @@ def working_memory(mesh: Mesh | None = None) -> int:
         return _CPU_MEMORY
     num_devices = 1 if mesh is None else mesh.size
     return jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices
+
+
+_LONGEST_WAIT = 30.0  # seconds: compiling takes that long; a thread that waits for a database is outside of XLA
+
+RUNNING = set[int]()  # identifiers of the threads that are in a call
+IS_EXITING = threading.Event()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RUNNING.clear)  # the child has none of the other threads
+
+
+def wait_for_exit() -> None:
+    """Let a daemon thread wait here for the end of the process."""
+    if threading.current_thread().daemon:
+        RUNNING.discard(threading.get_ident())
+        threading.Event().wait()
+
+
+@atexit.register
+def _wait_for_calls() -> None:
+    IS_EXITING.set()
+    until = time.monotonic() + _LONGEST_WAIT
+    while RUNNING - {threading.get_ident()} and time.monotonic() < until:
+        time.sleep(0.001)

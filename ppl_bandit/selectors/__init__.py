@@ -5,8 +5,7 @@ per posterior draw and one column per arm. Selectors do not depend on the model:
 """
 
 from ppl_bandit.selectors.bayes_ucb import bayes_ucb
-from ppl_bandit.selectors.constraints import softened, with_control, with_floor, with_limits
-from ppl_bandit.selectors.fixed_shares import fixed
+from ppl_bandit.selectors.constraints import fixed, softened, with_control, with_floor, with_limits
 from ppl_bandit.selectors.information_directed import information_directed
 from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
 from ppl_bandit.selectors.probability_matching import double_sampling, greedy, thompson, top_two

@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from ppl_bandit.display.plain_values import to_plain
+from ppl_bandit.display.terminal import to_plain
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.experiments import Correction, Discard, ServedExperiment, rows_of
 from ppl_bandit.serving.hot import unknown_experiment

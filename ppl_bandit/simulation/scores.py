@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.display.terminal import markdown_table
 
 if TYPE_CHECKING:
     import xarray

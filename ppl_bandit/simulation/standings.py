@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.display.terminal import markdown_table
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Selector
 

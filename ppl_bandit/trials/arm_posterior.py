@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.numerics.expected_loss import losses_from_moments
 from ppl_bandit.numerics.joint_events import JointEvents
+from ppl_bandit.numerics.tail_excess import losses_from_moments
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Engine, Key, Marginals

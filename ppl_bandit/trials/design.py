@@ -8,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.inputs.numbers import as_plain_numbers, check_count
-from ppl_bandit.selectors.fixed_shares import fixed
+from ppl_bandit.selectors.constraints import fixed
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Selector

@@ -22,7 +22,7 @@ from live_players import CASES, Case, Player, case_players, case_program
 from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.html_pages import installed_versions
-from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.display.terminal import markdown_table
 
 _TURN = 20  # consecutive steps of one implementation
 _GROWTH_STEPS = 4300

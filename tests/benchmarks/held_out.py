@@ -22,7 +22,7 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Environment, engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.display.text_tables import markdown_table
+from ppl_bandit.display.terminal import markdown_table
 from ppl_bandit.simulation.candidate_runs import simulate_candidates
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate

@@ -9,8 +9,7 @@ from shared_models import bernoulli_bandit, bernoulli_engine, bernoulli_model
 
 from ppl_bandit import Design, Interaction, evaluate, operating_characteristics, selectors, stopping
 from ppl_bandit.commands.cli import main
-from ppl_bandit.display.csv_cells import original_cell, safe_cell, safe_frame
-from ppl_bandit.display.terminal import printable
+from ppl_bandit.display.terminal import original_cell, printable, safe_cell, safe_frame
 from ppl_bandit.inputs.data_files import read_data, write_data
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\uff1d1", "=cmd|' /C calc'!A0"]

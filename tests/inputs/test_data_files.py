@@ -7,8 +7,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import RewardModel
-from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.inputs.data_files import DataFileError, read_data, write_data
+from ppl_bandit.inputs.data_frames import context_columns
 
 
 def visits(arm, context):

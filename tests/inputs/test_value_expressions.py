@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ppl_bandit.inputs.value_expressions import parse_value
+from ppl_bandit.inputs.tables import parse_value
 
 ROWS = {"price": np.array([9.0, 12.0]), "sold": np.array([1.0, 0.0]), "Unit cost": np.array([2.0, 3.0])}
 

@@ -15,12 +15,11 @@ from shared_models import bernoulli_bandit, prior_engine
 from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.comparison.output.figure_layout import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
-from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note
-from ppl_bandit.live.show.rendering import arms_text
+from ppl_bandit.live.show.rendering import arms_text, plot_bandit, posterior_kind
 from ppl_bandit.live.show.report import make_report
-from ppl_bandit.numerics.expected_loss import losses_from_table
+from ppl_bandit.numerics.tail_excess import losses_from_table
 from ppl_bandit.simulation.figures import draw_by_arm
 from ppl_bandit.types import Explanation
 

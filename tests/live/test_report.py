@@ -9,7 +9,7 @@ from shared_models import THOMPSON, bernoulli_bandit
 from ppl_bandit.live.show.lookahead import LossesAfter, simulated_pseudo_counts
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.report import make_report
-from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
+from ppl_bandit.numerics.tail_excess import loss_after, losses_from_table
 
 
 def brute_force_loss(a, b, num_rows, num_worlds, rng):

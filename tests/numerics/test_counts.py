@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.numerics.counts import _binomial_mass_near_mean, binomial, multinomial
+from ppl_bandit.numerics.random_bits import _binomial_mass_near_mean, binomial, multinomial
 
 NUM_DRAWS = 50_000
 LEVEL = (

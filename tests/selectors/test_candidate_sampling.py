@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit.selectors.candidate_sampling import draw_mode, log_false_alarm, num_candidates
-from ppl_bandit.selectors.mode_counts import few_candidates
-from ppl_bandit.selectors.mode_probs import mode_probs
+from ppl_bandit.selectors.mode_probs import few_candidates, mode_probs
 
 PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64", marks=pytest.mark.slow)]
 TIES = [pytest.param(False, id="random"), pytest.param(True, id="lowest")]

@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.comparison.measurement.engine_runs import flatten_latents
 from ppl_bandit.comparison.measurement.results import Comparison
 from ppl_bandit.display.figure_style import figure_tools
-from ppl_bandit.live.show.figures import NUM_LEADING
+from ppl_bandit.live.show.rendering import NUM_LEADING
 
 _GRAY = "0.35"
 

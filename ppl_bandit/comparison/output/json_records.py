@@ -5,7 +5,7 @@ from typing import Any
 from ppl_bandit.comparison.measurement.errors import QUANTILES, largest_error
 from ppl_bandit.comparison.measurement.results import Comparison, EngineResult, Ranking, StreamPoint
 from ppl_bandit.comparison.output.conclusions import answer
-from ppl_bandit.display.plain_values import to_plain
+from ppl_bandit.display.terminal import to_plain
 
 _OF_REFERENCE = (
     "name",

@@ -14,7 +14,7 @@ from ppl_bandit.comparison.output.figure_layout import (
     new_figure,
     reference_name,
 )
-from ppl_bandit.display.kernel_density import density_grid, kernel_density
+from ppl_bandit.display.figure_style import density_grid, kernel_density
 
 _MAX_PANELS = 12
 

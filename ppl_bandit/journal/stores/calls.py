@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ppl_bandit.journal.stores.store import JournalTimeout
-from ppl_bandit.runtime.process_exit import IS_EXITING, RUNNING, wait_for_exit
+from ppl_bandit.runtime.cpu_threads import IS_EXITING, RUNNING, wait_for_exit
 
 _UNLIMITED = 3600.0  # seconds
 _UNCHANGED = contextlib.nullcontext()

@@ -32,12 +32,13 @@ from ppl_bandit.journal.stores.appending import (
     AppendRequest,
     Beside,
     Execute,
+    Personal,
     Result,
     append_requests,
+    joined,
     rows_in,
 )
 from ppl_bandit.journal.stores.calls import CALL, STALE, GroupedCalls, call_within, timed_lock
-from ppl_bandit.journal.stores.personal import Personal, joined
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.staged import (
@@ -50,16 +51,14 @@ from ppl_bandit.journal.stores.staged import (
     stage_requests,
 )
 from ppl_bandit.journal.stores.store import (
-    DamagedEvent,
-    JournalError,
-    Key,
-    ReadingEvent,
-)
-from ppl_bandit.journal.stores.tables import (
     COLUMNS,
     IS_SETTING,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
+    DamagedEvent,
+    JournalError,
+    Key,
+    ReadingEvent,
     decode,
     digest_of,
     event_from_row,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.inputs.checks import as_interaction
-from ppl_bandit.inputs.columns import key_names
+from ppl_bandit.inputs.data_frames import key_names
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once

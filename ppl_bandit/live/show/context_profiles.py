@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_contexts
 from ppl_bandit.live.show.reward_curves import RewardCurves
 from ppl_bandit.program.model.reward_model import RewardModel

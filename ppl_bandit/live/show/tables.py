@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.inputs.columns import column_values
+from ppl_bandit.inputs.data_frames import column_values
 from ppl_bandit.journal.events import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.posterior.partial_rows import why_not_in_part
+from ppl_bandit.posterior.task import why_not_in_part
 from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.program.model.reward_model import RewardModel
 
