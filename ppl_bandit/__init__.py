@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.trials import stopping
     from ppl_bandit.trials.after_stopping import adjusted_estimates
-    from ppl_bandit.trials.calibrate import calibrate
+    from ppl_bandit.trials.calibrate import calibrate, rows_for_power
     from ppl_bandit.trials.design import Design
     from ppl_bandit.trials.operating_characteristics import (
         OperatingCharacteristics,
         operating_characteristics,
         sweep_priors,
     )
-    from ppl_bandit.trials.rows_for_power import rows_for_power
     from ppl_bandit.types import (
         AlreadyRewarded,
         BanditError,

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppl_bandit.commands.arguments.parser import make_parser
+from ppl_bandit.commands.parser import make_parser
 from ppl_bandit.display.terminal import printable, to_plain
 
 _INTERRUPTED = 130  # 128 + SIGINT

@@ -91,7 +91,7 @@ def _play(name: str, seed: int) -> DemoResult:
     from ppl_bandit.runtime.compile_ahead import quick_jit
     from ppl_bandit.simulation.environment import Environment
     from ppl_bandit.simulation.rollouts import rollout
-    from ppl_bandit.simulation.scores import standard_error
+    from ppl_bandit.simulation.standings import standard_error
 
     with jax.enable_x64(True):
         file = load_model(name)

@@ -10,19 +10,17 @@ import numpy as np
 
 from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.arguments.names import make_selectors
-from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.names import executor_of, make_selectors
 from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate
-from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.design import Design, design_settings
 from ppl_bandit.trials.looks import endings
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
-from ppl_bandit.trials.recorded_design import design_settings
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.names import find_experiment, make_selectors
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation

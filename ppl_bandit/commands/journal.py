@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.arguments.names import find_experiment
-from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.commands.recorded_program import find_program
+from ppl_bandit.commands.model_files import find_program, load_model
+from ppl_bandit.commands.names import find_experiment
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.inputs.numbers import as_seconds

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 import jax
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
-from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.commands.model_files import ModelFileError, load_model
+from ppl_bandit.commands.names import engine_factory, executor_of, make_selectors
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
-from ppl_bandit.simulation.scores import pairwise_table, score_selectors, score_table
 from ppl_bandit.simulation.simulate import simulate
+from ppl_bandit.simulation.standings import pairwise_table, score_selectors, score_table
 
 if TYPE_CHECKING:
     import xarray

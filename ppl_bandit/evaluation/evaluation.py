@@ -10,9 +10,9 @@ from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.display.html_pages import escaped
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
+from ppl_bandit.evaluation.confidence_sequences import ScoredRows, Sequence, confidence_sequence
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.sequences import ScoredRows, Sequence, confidence_sequence
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
 from ppl_bandit.inputs.numbers import as_plain_numbers
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, check_repeated_rows, propensity_doubts
 from ppl_bandit.inputs.late_entries import late_numbers
 from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, DecisionRecord, Event
 from ppl_bandit.journal.experiment import Experiment

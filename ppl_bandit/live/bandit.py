@@ -41,9 +41,9 @@ from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
-from ppl_bandit.live.files.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import check_windows, learn_rows, many_rewards, one_update, reward_values
+from ppl_bandit.live.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit
 from ppl_bandit.live.show.overview import closed_form
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.views import ReadableBandit
@@ -57,8 +57,7 @@ from ppl_bandit.program.outcome_information import (
     outcome_information,
     uninformative_arms_note,
 )
-from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.recorded_design import design_from_settings
+from ppl_bandit.trials.design import Design, design_from_settings
 from ppl_bandit.types import Engine, Selector
 
 _EVENTS_PER_CHECKPOINT = 2000  # opening folds at most as many, in about 0.1 s

@@ -12,9 +12,8 @@ from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.learning import Learner, draw_expected_rewards
 from ppl_bandit.posterior.task import DesignRecord, Task
-from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.design import Design, design_settings
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
-from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.simulator import NUM_PRIOR_DRAWS, check_units
 from ppl_bandit.types import ExperimentStopped, Key, Selector

@@ -31,13 +31,11 @@ from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.asking import place_propensities
 from ppl_bandit.live.looks import rule_distances
-from ppl_bandit.live.show.context_profiles import context_profiles
-from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
 from ppl_bandit.live.show.overview import Overview, arm_overview, closed_form, slot_note, subsample_contexts
 from ppl_bandit.live.show.rendering import bandit_html, explanation_text, plot_bandit, posterior_kind
 from ppl_bandit.live.show.report import Report, evidence_text, make_report
-from ppl_bandit.live.show.reward_curves import RewardCurves
+from ppl_bandit.live.show.reward_curves import RewardCurves, context_profiles, levels_over_time, plot_levels
 from ppl_bandit.live.show.tables import history_table, pending_table
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
 from ppl_bandit.posterior.task import Task

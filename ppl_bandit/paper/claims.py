@@ -11,7 +11,7 @@ import numpy as np
 from ppl_bandit import selectors
 from ppl_bandit.paper.runs import GridRegret, simulate_setting
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_points
-from ppl_bandit.simulation.scores import score_selectors
+from ppl_bandit.simulation.standings import score_selectors
 from ppl_bandit.types import Selector
 
 _TABLE_SIZES = (100, 1000, 10_000)

@@ -10,7 +10,7 @@ from ppl_bandit.paper import settings
 from ppl_bandit.paper.claims import Claim
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
-from ppl_bandit.simulation.scores import score_selectors
+from ppl_bandit.simulation.standings import score_selectors
 
 if TYPE_CHECKING:
     import xarray

@@ -29,8 +29,8 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import Study, prepare
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.simulation.simulate import simulate
+from ppl_bandit.simulation.standings import score_selectors
 from ppl_bandit.types import Engine, Key, Selector
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.trials.arm_posterior import ArmPosterior
 from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.setting import ArmPosterior
 
 ENDINGS = ("continue", "superiority", "equivalence", "futility", "expected_loss", "undecided")
 CONTINUE, NO_ARM = 0, -1

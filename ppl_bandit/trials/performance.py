@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.evaluation.confidence_sequences import excludes_mean
-from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
+from ppl_bandit.evaluation.confidence_sequences import OPTIMAL_PLAYS, excludes_mean
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.trial_runs import TrialRecord

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from live_players import CASES, Case, Player, case_players, case_program
 
-from ppl_bandit.commands.arguments.names import check_names
+from ppl_bandit.commands.names import check_names
 from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.html_pages import installed_versions
 from ppl_bandit.display.terminal import markdown_table

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
-from ppl_bandit.evaluation.confidence_sequences import excludes_mean
+from ppl_bandit.evaluation.confidence_sequences import OPTIMAL_PLAYS, excludes_mean
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.rejection import accepted_rows
-from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 from ppl_bandit.paper.settings import bernoulli_program
 
 __all__ = ["any_selector_part", "rejection_part", "selector_part", "show"]

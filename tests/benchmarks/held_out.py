@@ -23,10 +23,8 @@ import numpyro.distributions as dist
 from ppl_bandit import Environment, engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.display.terminal import markdown_table
-from ppl_bandit.simulation.candidate_runs import simulate_candidates
-from ppl_bandit.simulation.scores import standard_error
-from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
-from ppl_bandit.simulation.tune import candidates
+from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate, standard_error
+from ppl_bandit.simulation.tune import candidates, simulate_candidates
 
 PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
 RACE, WRONG_AT, NUM_DRAWS = (

@@ -28,7 +28,7 @@ from ppl_bandit.paper.settings import bernoulli_program
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.executors import Study, prepare
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.scores import score_selectors, score_table
+from ppl_bandit.simulation.standings import score_selectors, score_table
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)
 NUM_STEPS = 1500

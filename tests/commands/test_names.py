@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppl_bandit.commands.arguments.names import make_selectors
+from ppl_bandit.commands.names import make_selectors
 
 
 def test_a_patience_may_follow_the_name_of_optimistic_gittins():

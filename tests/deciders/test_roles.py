@@ -14,8 +14,8 @@ import postgres_server  # noqa: E402
 from service_process import PROGRAM, Service  # noqa: E402
 
 from ppl_bandit import Journal  # noqa: E402
-from ppl_bandit.commands.arguments.parser import make_parser  # noqa: E402
 from ppl_bandit.commands.cli import main  # noqa: E402
+from ppl_bandit.commands.parser import make_parser  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     postgres_server.find_binaries() is None, reason="no PostgreSQL server here: install Debian's postgresql"

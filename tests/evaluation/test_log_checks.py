@@ -9,7 +9,7 @@ from shared_models import bernoulli_bandit
 from simulated_logs import bernoulli_logs, log_of
 
 from ppl_bandit import evaluate
-from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
+from ppl_bandit.evaluation.logged_decisions import check_repeated_rows, propensity_doubts
 
 
 def thompson_frame(num_rows=400, seed=0):

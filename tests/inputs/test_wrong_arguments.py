@@ -26,8 +26,7 @@ from ppl_bandit import (
     selectors,
     stopping,
 )
-from ppl_bandit.comparison import rank_models
-from ppl_bandit.comparison.measurement import engine_comparison, model_ranking
+from ppl_bandit.comparison import engine_comparison, model_ranking, rank_models
 from ppl_bandit.evaluation import evaluate as evaluate_module, rejection
 from ppl_bandit.simulation import simulate as simulate_module, tune as tune_module
 from ppl_bandit.trials import simulator

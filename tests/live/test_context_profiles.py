@@ -7,8 +7,8 @@ import pytest
 
 from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.display.figure_style import figure_tools
-from ppl_bandit.live.show.context_profiles import context_profiles, plot_profiles
 from ppl_bandit.live.show.overview import arm_overview
+from ppl_bandit.live.show.reward_curves import context_profiles, plot_profiles
 
 NUM_DRAWS = 300
 

@@ -11,8 +11,7 @@ from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.trials import stopping
-from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.recorded_design import design_from_settings, design_settings
+from ppl_bandit.trials.design import Design, design_from_settings, design_settings
 
 ARMS = ["control", "low", "high"]
 NODES, WEIGHTS = (0.5 * own for own in np.polynomial.legendre.leggauss(100))  # from 0 to 1

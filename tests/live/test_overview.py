@@ -13,7 +13,7 @@ from scipy import stats
 from shared_models import bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel
-from ppl_bandit.comparison.output.figure_layout import leading_arms
+from ppl_bandit.comparison.latent_figures import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppl_bandit.commands.arguments.parser import make_parser
+from ppl_bandit.commands.parser import make_parser
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "deployment"

@@ -10,10 +10,8 @@ from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.simulation.candidate_runs import simulate_candidates
-from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
-from ppl_bandit.simulation.tune import candidates
+from ppl_bandit.simulation.tune import candidates, has_posterior_regret, posterior_regret, simulate_candidates
 
 
 @pytest.mark.slow

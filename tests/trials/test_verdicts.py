@@ -10,9 +10,9 @@ from reference_rules import look_with_control, look_without_control
 from trial_settings import widest
 
 from ppl_bandit.trials import stopping
-from ppl_bandit.trials.arm_posterior import from_table
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS, check_look, endings
+from ppl_bandit.trials.setting import from_table
 
 NUM_DRAWS, NUM_ARMS, NUM_CASES = 64, 4, 1500
 

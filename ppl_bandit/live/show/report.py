@@ -12,11 +12,10 @@ from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance
-from ppl_bandit.live.show.context_profiles import plot_profiles
 from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import ByContext, Overview
 from ppl_bandit.live.show.rendering import html_table, plot_bandit, posterior_kind
-from ppl_bandit.live.show.reward_curves import RewardCurves
+from ppl_bandit.live.show.reward_curves import RewardCurves, plot_profiles
 from ppl_bandit.types import Explanation
 
 _MOST_NAMED = 6  # arms in a sentence

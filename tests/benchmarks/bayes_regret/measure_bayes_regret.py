@@ -43,7 +43,7 @@ def simulated(num_arms, horizon, num_worlds):
     """Return {rule: (Bayes regret, standard error)} of the library's selectors, in worlds drawn from the prior."""
     from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
     from ppl_bandit.paper.settings import bernoulli_program
-    from ppl_bandit.simulation.scores import score_selectors
+    from ppl_bandit.simulation.standings import score_selectors
 
     model = RewardModel(bernoulli_program(num_arms), num_arms)
     rules = {

@@ -12,7 +12,8 @@ import numpy as np
 
 from ppl_bandit import engines as library, selectors
 from ppl_bandit.arguments import check_function
-from ppl_bandit.comparison.measurement.engine_runs import (
+from ppl_bandit.comparison.conclusions import overviews
+from ppl_bandit.comparison.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
     EngineFactory,
@@ -23,9 +24,9 @@ from ppl_bandit.comparison.measurement.engine_runs import (
     make_decide,
     run_engine,
 )
-from ppl_bandit.comparison.measurement.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
-from ppl_bandit.comparison.measurement.reference_posterior import exact_factory, find_references
-from ppl_bandit.comparison.measurement.results import (
+from ppl_bandit.comparison.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
+from ppl_bandit.comparison.reference_posterior import exact_factory, find_references
+from ppl_bandit.comparison.results import (
     INTERRUPTED,
     Comparison,
     DecisionErrors,
@@ -34,8 +35,7 @@ from ppl_bandit.comparison.measurement.results import (
     StreamPoint,
     element_labels,
 )
-from ppl_bandit.comparison.output.conclusions import overviews
-from ppl_bandit.comparison.output.tables import comparison_text
+from ppl_bandit.comparison.tables import comparison_text
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms

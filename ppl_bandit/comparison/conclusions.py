@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.comparison.measurement.results import Comparison
+from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.live.show.overview import Overview, arm_overview
 from ppl_bandit.live.show.report import name_of
 from ppl_bandit.program.model.reward_model import RewardModel

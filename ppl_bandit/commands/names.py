@@ -1,6 +1,11 @@
 """Names of engines, selectors and experiments on the command line."""
 
-from collections.abc import Callable, Iterable, Mapping
+import argparse
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.journal.journal import Journal
@@ -95,3 +100,39 @@ def check_names(names: Iterable[str], known: Iterable[str], argument: str) -> No
     for name in names:
         if name not in known:
             raise ValueError(f"{argument} has {name!r}, expected some of {', '.join(known)}")
+
+
+@contextlib.contextmanager
+def executor_of(arguments: argparse.Namespace) -> Iterator[Executor | None]:
+    """Start the executor that the arguments name, and end it afterwards; None computes in this process.
+
+    Raises:
+        ValueError: if the package for it is missing, or no scheduler answers.
+    """
+    if arguments.dask is not None:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise ValueError("--dask needs the package distributed: pip install 'ppl_bandit[dask]'") from None
+        try:
+            client = Client(arguments.dask)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"--dask {arguments.dask}: no scheduler answers ({error}): start `dask scheduler`"
+            ) from None
+        with client:
+            yield client.get_executor()
+    elif arguments.workers:
+        # Ctrl-C reaches every process of a terminal: only this one acts on it.
+        pool = ProcessPoolExecutor(
+            arguments.workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),
+        )
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    else:
+        yield None

@@ -8,9 +8,9 @@ import jax
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.comparison.measurement.closed_form import ClosedFormMarginal
-from ppl_bandit.comparison.measurement.engine_runs import EngineRun
-from ppl_bandit.comparison.measurement.errors import Estimate, LatentErrors, ReferenceLatents
+from ppl_bandit.comparison.engine_runs import EngineRun
+from ppl_bandit.comparison.errors import Estimate, LatentErrors, ReferenceLatents
+from ppl_bandit.comparison.reference_posterior import ClosedFormMarginal
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.comparison.measurement.errors import Estimate, largest_error
-from ppl_bandit.comparison.measurement.results import Comparison, Ranking
-from ppl_bandit.comparison.output.conclusions import answer, verdict
+from ppl_bandit.comparison.conclusions import answer, verdict
+from ppl_bandit.comparison.errors import Estimate, largest_error
+from ppl_bandit.comparison.results import Comparison, Ranking
 
 
 class TextTable(NamedTuple):

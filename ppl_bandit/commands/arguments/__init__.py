@@ -1,1 +1,0 @@
-"""Arguments of the command line: the parser, and what the names in them stand for."""

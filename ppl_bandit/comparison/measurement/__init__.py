@@ -1,1 +1,0 @@
-"""Measure posteriors and models against each other."""

@@ -1,1 +1,0 @@
-"""Tables, figures and reports of a comparison."""

@@ -1,1 +1,0 @@
-"""Save a bandit to a file and load it."""
