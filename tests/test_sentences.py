@@ -9,7 +9,7 @@ import pytest
 from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate, selectors
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.rendering import explanation_text
-from ppl_bandit.program.outcome_information import uninformative_arms_note
+from ppl_bandit.program.outcomes import uninformative_arms_note
 from ppl_bandit.types import DETAILS, Explanation
 
 PRIVATE_WORDS = ("silent arm", "ladder", "rival", "log can carry", " moves ")

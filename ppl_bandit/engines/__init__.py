@@ -6,15 +6,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppl_bandit.engines.approximate.laplace import laplace
-    from ppl_bandit.engines.approximate.nuts import nuts
+    from ppl_bandit.engines.approximate.block_particles import nuts
     from ppl_bandit.engines.approximate.reweight import reweight
-    from ppl_bandit.engines.approximate.svi import svi
+    from ppl_bandit.engines.approximate.svi import laplace, svi
     from ppl_bandit.engines.choose import choose
     from ppl_bandit.engines.collapsed.collapsed import collapsed
-    from ppl_bandit.engines.exact.conjugate import conjugate
+    from ppl_bandit.engines.exact.conjugate import conjugate, kalman
     from ppl_bandit.engines.moving.collapsed_kalman import collapsed_kalman
-    from ppl_bandit.engines.moving.kalman import kalman
     from ppl_bandit.engines.moving.particle_filter import particle_filter
 
 __all__ = [

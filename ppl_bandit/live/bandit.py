@@ -52,7 +52,7 @@ from ppl_bandit.posterior.learning import Learner, prepare_batches, prepare_draw
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.outcome_information import (
+from ppl_bandit.program.outcomes import (
     check_information_directed,
     outcome_information,
     uninformative_arms_note,

@@ -15,8 +15,8 @@ import numpy as np
 
 from ppl_bandit import engines
 from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.program.counted_outcomes import any_rewards, counting_context, counting_model
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.outcomes import any_rewards, counting_context, counting_model
 from ppl_bandit.types import Engine, Selector
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ppl_bandit import engines
-from ppl_bandit.engines.deferred import deferred_engine, engine_facts
+from ppl_bandit.engines.choose import deferred_engine, engine_facts
 from ppl_bandit.posterior.compiled_functions import CompiledFunctions, compiled_functions
 from ppl_bandit.posterior.task import Task, counting_engine, learning_model
 from ppl_bandit.program.fingerprints import program_fingerprint

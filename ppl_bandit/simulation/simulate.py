@@ -19,7 +19,7 @@ from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
-from ppl_bandit.program.outcome_information import check_information_directed
+from ppl_bandit.program.outcomes import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets

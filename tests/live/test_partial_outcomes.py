@@ -11,7 +11,7 @@ import pytest
 from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate, selectors
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.posterior.task import why_not_in_part
-from ppl_bandit.program.counted_outcomes import separable_outcomes
+from ppl_bandit.program.outcomes import separable_outcomes
 
 OUTCOMES = ("sale", "spend", "returned")
 

@@ -10,9 +10,8 @@ import pytest
 
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.examination import measure
-from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.runtime.jax_adapter import all_equations
 
 

@@ -8,7 +8,7 @@ import pytest
 from shared_models import prior_engine
 
 from ppl_bandit import Bandit, RewardModel, selectors
-from ppl_bandit.program.outcome_information import check_information_directed, outcome_information
+from ppl_bandit.program.outcomes import check_information_directed, outcome_information
 
 PAIRS = np.array([(0, 0), (0, 1), (1, 1)])
 

@@ -26,10 +26,10 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.block_particles import CHECKS_TEXT, BlockProgram, BlockState, block_program
-from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE
+from ppl_bandit.engines.approximate.blocks import CHUNK_SIZE
 from ppl_bandit.engines.approximate.noncentred_refresh import record_readings
 from ppl_bandit.engines.checks import CHECKS, Info
-from ppl_bandit.engines.explanation import explain_approximate
+from ppl_bandit.engines.exact.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.log_density import num_operations

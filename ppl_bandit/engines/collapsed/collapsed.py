@@ -27,11 +27,9 @@ from ppl_bandit.engines.collapsed.learning import DataUpdate, add_to_buffer, add
 from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_particles
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.exact.certificate.certificate import Residual
-from ppl_bandit.engines.exact.explanation import family_name, residual_text
-from ppl_bandit.engines.exact.families.drawing import sample_each
-from ppl_bandit.engines.exact.families.posterior import Posterior
+from ppl_bandit.engines.exact.explanation import explain, family_name, residual_text
+from ppl_bandit.engines.exact.families.posterior import Posterior, sample_each
 from ppl_bandit.engines.exact.refusals import refusal
-from ppl_bandit.engines.explanation import explain
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.tempering import (

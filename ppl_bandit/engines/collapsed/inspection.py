@@ -19,8 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, excess_of, worst_of
-from ppl_bandit.engines.exact.certificate.rows import certify, read_rows
-from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.certificate.rows import certify, derive, read_rows
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,

@@ -11,14 +11,20 @@ from jaxtyping import Array, Float
 from ppl_bandit.engines.collapsed.collapsed_posterior import (
     CollapsedPosterior,
     CollapsedState,
+    CovarianceRoots,
     StatisticsAtOuterValues,
+    add_rows,
     statistics_at_particles,
 )
-from ppl_bandit.engines.collapsed.covariance_roots import CovarianceRoots, add_rows
-from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, row_statistics
+from ppl_bandit.engines.collapsed.data_summaries import (
+    WeightedRows,
+    changes_one_element,
+    has_only_elements,
+    one_element_change,
+    row_statistics,
+)
 from ppl_bandit.engines.collapsed.inspection import certificate_excess
-from ppl_bandit.engines.collapsed.statistics import changes_one_element, has_only_elements, one_element_change
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.chunks import MAX_NUMBERS, MAX_ROWS_AT_ONCE, join_chunks, split_chunks
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
     Natural,
@@ -27,7 +33,6 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     where_finite,
 )
-from ppl_bandit.engines.exact.update import MAX_NUMBERS, MAX_ROWS_AT_ONCE
 from ppl_bandit.engines.particles.tempering import PathParticles
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
 from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, resolution
+from ppl_bandit.engines.exact.explanation import program_name
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
 from ppl_bandit.engines.exact.families.registry import FAMILIES
-from ppl_bandit.engines.explanation import program_name
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import distribution_name
 from ppl_bandit.types import DETAILS, Explanation, NotConjugate

@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.exact.certificate.certificate import excess_of
-from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.certificate.rows import derive
+from ppl_bandit.engines.exact.conjugate import certify_row, read_row
 from ppl_bandit.engines.exact.families.gaussian import invert_blocks, reals_of
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
@@ -30,15 +31,14 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     relative_to,
 )
-from ppl_bandit.engines.moving.clock import require_moving
 from ppl_bandit.engines.moving.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
-from ppl_bandit.engines.moving.kalman import certify_row, read_row
 from ppl_bandit.engines.moving.linear_step import (
     LinearStep,
     derive_step,
     is_linear_step,
     joint_layout,
     predict,
+    require_moving,
     shortest_step,
 )
 from ppl_bandit.engines.moving.outer_split import FilterSplit, explain_split, split_program

@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, Info, make_info, worst_values
-from ppl_bandit.engines.moving.clock import Clock, elapsed_until, first_clock
+from ppl_bandit.engines.moving.linear_step import Clock, elapsed_until, first_clock
 from ppl_bandit.engines.moving.window import Window, extend
 from ppl_bandit.engines.particles.diagnostics import notable_k_hat
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample

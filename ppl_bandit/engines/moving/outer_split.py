@@ -15,14 +15,11 @@ from ppl_bandit.engines.checks import checks_text
 from ppl_bandit.engines.collapsed.inspection import inspect
 from ppl_bandit.engines.collapsed.outer import OuterSpace, given, outer_space
 from ppl_bandit.engines.exact.certificate.certificate import Evidence
-from ppl_bandit.engines.exact.explanation import residual_text
+from ppl_bandit.engines.exact.explanation import explain, residual_text
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
-from ppl_bandit.engines.exact.proof.assignment import kind_of_support, read_supports, supports_of
-from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.proof.assignment import kind_of_support, read_supports, split_gaussian_blocks, supports_of
 from ppl_bandit.engines.exact.refusals import refusal
-from ppl_bandit.engines.explanation import explain
-from ppl_bandit.engines.moving.clock import time_text
-from ppl_bandit.engines.moving.linear_step import PREFIX, two_steps
+from ppl_bandit.engines.moving.linear_step import PREFIX, time_text, two_steps
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
+from ppl_bandit.engines.particles.weights import mean_and_covariance, mean_and_root
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 

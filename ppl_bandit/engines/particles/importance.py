@@ -18,14 +18,16 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.checks import CHECKS
-from ppl_bandit.engines.particles.covariance import log_kernel, log_normalizing_constant, student_t_draws
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import LogDensity, Mode, find_mode
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     flatten_log_weights,
+    log_kernel,
+    log_normalizing_constant,
     normalize_weights,
     resample,
+    student_t_draws,
     weight_ess,
 )
 from ppl_bandit.numerics.random_bits import uniform_and_normal

@@ -15,11 +15,10 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, all_passed
-from ppl_bandit.engines.particles.coordinate_moves import EvaluatedParticles, coordinate_moves
-from ppl_bandit.engines.particles.covariance import mean_and_root, standardize
 from ppl_bandit.engines.particles.diagnostics import autocorrelation_and_drift
-from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
+from ppl_bandit.engines.particles.kernels import EvaluatedParticles, Kernel, coordinate_moves, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
+from ppl_bandit.engines.particles.weights import mean_and_root, standardize
 from ppl_bandit.types import Key
 
 MAX_AUTOCORRELATION = CHECKS["autocorrelation"].bound

@@ -19,17 +19,15 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS
-from ppl_bandit.engines.particles.covariance import (
-    jittered_root,
-    log_kernel,
-    mean_and_covariance,
-    student_t_draws,
-)
 from ppl_bandit.engines.particles.diagnostics import coordinate_autocorrelation
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
+    jittered_root,
+    log_kernel,
+    mean_and_covariance,
     normalize_weights,
     resample,
+    student_t_draws,
     variance_of_mean,
     weight_ess,
 )

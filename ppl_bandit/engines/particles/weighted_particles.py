@@ -11,14 +11,16 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, passing_value
-from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
 from ppl_bandit.engines.particles.importance import PriorProbes, Proposal, log_unseen_mass, num_searches, propose
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.engines.particles.moves import MoveEvidence, MoveSettings, move, sound_evidence
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     flatten_log_weights,
+    mean_and_root,
     resample,
+    robust_covariance,
+    standardize,
     variance_of_mean,
     weight_ess,
 )

@@ -10,8 +10,8 @@ from ppl_bandit.inputs.data_frames import column_values
 from ppl_bandit.journal.events import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.posterior.task import why_not_in_part
-from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.outcomes import separable_outcomes
 
 if TYPE_CHECKING:
     import pandas

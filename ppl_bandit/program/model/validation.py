@@ -1,5 +1,6 @@
 """Validation of a program when its reward model is built: the first problem found is reported in one sentence."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.cached_facts import VALIDATION, facts_from_json
 from ppl_bandit.program.fingerprints import program_fingerprint
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.domains import check_domains
-from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
+from ppl_bandit.program.model.moving_checks import find_moving_sites
+from ppl_bandit.program.model.program_checks import check_dependence, check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
     ProgramSpec,
     abstract_trace,
@@ -24,10 +25,41 @@ from ppl_bandit.program.model.sites import (
     check_outcomes,
     is_latent,
 )
-from ppl_bandit.program.model.static_checks import check_dependence
-from ppl_bandit.program.moving.validation import find_moving_sites
 from ppl_bandit.runtime.artefact import Artefact
 from ppl_bandit.types import InvalidProgram
+
+VALIDATION = "validation"
+
+
+def facts_to_json(facts: Any) -> dict[str, Any]:
+    """Return `validation.ProgramFacts` as JSON values, without the context and the artefact."""
+    method = facts.mean_method
+    values = facts._asdict() | {
+        "mean_method": None if method is None else means.MEAN_METHODS.index(method),
+        "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
+    }
+    return {name: value for name, value in values.items() if name not in ("context", "artefact")}
+
+
+def facts_from_json(values: Any, context: Any) -> dict[str, Any] | None:
+    """Undo `facts_to_json`: return arguments of `validation.ProgramFacts`; None if the values are odd."""
+    with contextlib.suppress(Exception):
+        values = _with_tuples(values)
+        method = values["mean_method"]
+        return values | {
+            "context": context,
+            "mean_method": None if method is None else means.MEAN_METHODS[method],
+            "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
+            "index_limits": tuple(IndexLimit(*limit) for limit in values["index_limits"]),
+        }
+    return None
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(item) for name, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 class ProgramFacts(NamedTuple):

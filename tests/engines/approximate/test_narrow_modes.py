@@ -13,7 +13,7 @@ import pytest
 import scipy.stats as st
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.row_starts import _shortest_step
+from ppl_bandit.engines.approximate.noncentred_refresh import _shortest_step
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.importance import Proposal, _is_repeated, _same_modes, log_unseen_mass
 from ppl_bandit.engines.particles.log_density import Mode

@@ -11,8 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.block_posterior import block_posterior
-from ppl_bandit.engines.approximate.blocks import independent_blocks
+from ppl_bandit.engines.approximate.blocks import block_posterior, independent_blocks
 from ppl_bandit.engines.approximate.noncentred_refresh import _estimate_centredness, _space_at
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.row_buffer import empty_buffer

@@ -10,14 +10,14 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed.mixture import representative_particles
-from ppl_bandit.engines.collapsed.statistics import (
+from ppl_bandit.engines.collapsed.data_summaries import (
     changes_one_element,
     has_only_elements,
     log_normalizer,
     no_rows,
     one_element_change,
 )
+from ppl_bandit.engines.collapsed.mixture import representative_particles
 from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import generic_point, relative_to
 from ppl_bandit.numerics.arrow_matrices import as_arrow

@@ -11,8 +11,7 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.families.posterior import coordinates_at, standard_posterior
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, split_gaussian_blocks
 
 
 def weights_of(arms=3):

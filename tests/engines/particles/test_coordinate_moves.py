@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.particles.coordinate_moves import coordinate_moves, funnel_shape
+from ppl_bandit.engines.particles.kernels import coordinate_moves, funnel_shape
 from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 

@@ -20,7 +20,7 @@ from ppl_bandit.engines.exact.certificate.certificate import (
 )
 from ppl_bandit.engines.exact.certificate.chunks import NUM_POINTS, Absorb, chunk_absorber
 from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.certificate.rows import derive
 from ppl_bandit.engines.exact.families.layout import REAL, Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
@@ -35,8 +35,7 @@ from ppl_bandit.engines.exact.families.posterior import (
 )
 from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.engines.exact.proof.analyticity import not_conjugate
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.trial_certificates import (
     MAX_SINGLE_ROWS,
     certify_trial_rows,

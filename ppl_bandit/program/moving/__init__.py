@@ -1,1 +1,0 @@
-"""Programs whose latents move: the keywords `previous` and `elapsed`, and the checks of a transition."""
