@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.blocks import Blocks, block_posterior, independent_blocks
 from ppl_bandit.engines.approximate.noncentred_refresh import refresh_block
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
-from ppl_bandit.engines.checks import Info, checks_text, make_info, worst_values
+from ppl_bandit.engines.checks import Info, check_settings, checks_text, make_info, refuse_moving, worst_values
 from ppl_bandit.engines.exact.explanation import explain_approximate
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.kernels import no_u_turn
@@ -30,7 +30,6 @@ from ppl_bandit.engines.particles.weighted_particles import (
 )
 from ppl_bandit.engines.particles.weights import finite_log_weights, resample, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, reserve, row_mask, rows_that_fit
-from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 

@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.block_particles import CHECKS_TEXT, BlockProgram, BlockState, block_program
 from ppl_bandit.engines.approximate.blocks import CHUNK_SIZE
 from ppl_bandit.engines.approximate.noncentred_refresh import record_readings
-from ppl_bandit.engines.checks import CHECKS, Info
+from ppl_bandit.engines.checks import CHECKS, Info, check_settings, refuse_moving, stored_evidence
 from ppl_bandit.engines.exact.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
@@ -42,7 +42,6 @@ from ppl_bandit.engines.particles.weighted_particles import (
 )
 from ppl_bandit.engines.particles.weights import normalize_weights, weight_ess
 from ppl_bandit.engines.row_buffer import append_row, as_rows, reserve, rows_that_fit, take_rows
-from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.conditional_execution import apply_where
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key

@@ -17,7 +17,7 @@ from numpyro.optim import Adam
 
 from ppl_bandit.engines.approximate.blocks import block_posterior, one_block
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
-from ppl_bandit.engines.checks import Info, checks_text, make_info
+from ppl_bandit.engines.checks import Info, check_settings, checks_text, make_info, refuse_moving
 from ppl_bandit.engines.exact.explanation import explain_approximate
 from ppl_bandit.engines.particles.diagnostics import (
     MAX_SD_SHIFT,
@@ -35,7 +35,6 @@ from ppl_bandit.engines.row_buffer import (
     reserve,
     rows_that_fit,
 )
-from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import program_lock
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key

@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.checks import CHECKS, Info, checks_text, make_info
+from ppl_bandit.engines.checks import (
+    CHECKS,
+    Info,
+    check_settings,
+    checks_text,
+    make_info,
+    refuse_moving,
+    stored_evidence,
+)
 from ppl_bandit.engines.collapsed.collapsed_posterior import (
     CollapsedPosterior,
     CollapsedState,
@@ -41,7 +49,6 @@ from ppl_bandit.engines.particles.tempering import (
 from ppl_bandit.engines.particles.weighted_particles import MAX_ROUNDING, MAX_UNSEEN_MASS
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
 from ppl_bandit.engines.row_buffer import reserve, row_mask, rows_that_fit
-from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key

@@ -32,8 +32,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     relative_to,
 )
 from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
-from ppl_bandit.engines.exact.proof.examination import arrange, certify_prior, examine
-from ppl_bandit.engines.exact.proof.trial_certificates import trial_rows
+from ppl_bandit.engines.exact.proof.examination import arrange, certify_prior, examine, trial_rows
 from ppl_bandit.engines.exact.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow

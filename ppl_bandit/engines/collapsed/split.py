@@ -18,8 +18,7 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.engines.collapsed.inspection import Split, inspect, masked_trial_rows
 from ppl_bandit.engines.collapsed.outer import dependence
-from ppl_bandit.engines.exact.families.family import misfit
-from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, misfit
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.proof.assignment import kind_of_support, supports_of
 from ppl_bandit.engines.exact.proof.examination import examine, prove

@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.checks import Info
+from ppl_bandit.engines.checks import Info, check_settings, refuse_moving, stored_evidence
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine
 from ppl_bandit.engines.exact.certificate.chunks import (
     MAX_ROWS_AT_ONCE,
@@ -63,7 +63,6 @@ from ppl_bandit.engines.moving.linear_step import (
     shortest_step,
     time_text,
 )
-from ppl_bandit.engines.settings import check_settings, refuse_moving, stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals

@@ -14,12 +14,11 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.checks import CHECKS, Info, make_info, worst_values
+from ppl_bandit.engines.checks import CHECKS, Info, make_info, stored_evidence, worst_values
 from ppl_bandit.engines.moving.linear_step import Clock, elapsed_until, first_clock
 from ppl_bandit.engines.moving.window import Window, extend
 from ppl_bandit.engines.particles.diagnostics import notable_k_hat
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample
-from ppl_bandit.engines.settings import stored_evidence
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.checks import checks_text
+from ppl_bandit.engines.checks import check_settings, checks_text
 from ppl_bandit.engines.collapsed.outer import OuterSpace, outer_space
 from ppl_bandit.engines.exact.explanation import explain
 from ppl_bandit.engines.exact.proof.assignment import supports_of
 from ppl_bandit.engines.moving.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
 from ppl_bandit.engines.moving.linear_step import require_moving, time_text
 from ppl_bandit.engines.moving.window import Window, empty_window, log_base, move_each
-from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Explanation, Interaction, Key
 

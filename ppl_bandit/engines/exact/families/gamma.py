@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from ppl_bandit.engines.exact.families.family import Family, round_to_halves
-from ppl_bandit.engines.exact.families.layout import POSITIVE, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import POSITIVE, Family, Layout, SiteBlock, round_to_halves
 from ppl_bandit.numerics import marginal_laws, sampling
 from ppl_bandit.numerics.log_gamma import gammaln
 from ppl_bandit.types import Key

@@ -4,11 +4,9 @@ A latent's support determines its family: the unit interval a Beta, positive num
 simplex a Dirichlet. Real latents form Gaussian blocks (`gaussian`).
 """
 
-from ppl_bandit.engines.exact.families.beta import BETA
-from ppl_bandit.engines.exact.families.dirichlet import DIRICHLET
-from ppl_bandit.engines.exact.families.family import Family
+from ppl_bandit.engines.exact.families.beta import BETA, DIRICHLET
 from ppl_bandit.engines.exact.families.gamma import GAMMA
-from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import Family, Layout, SiteBlock
 
 FAMILIES: dict[str, Family] = {family.kind: family for family in (BETA, GAMMA, DIRICHLET)}
 
