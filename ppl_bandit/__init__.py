@@ -112,7 +112,7 @@ _HOMES = {
     "adjusted_estimates": "trials.after_stopping",
     "calibrate": "trials.calibrate",
     "operating_characteristics": "trials.operating_characteristics",
-    "rows_for_power": "trials.rows_for_power",
+    "rows_for_power": "trials.calibrate",
     "sweep_priors": "trials.operating_characteristics",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",

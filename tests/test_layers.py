@@ -40,7 +40,7 @@ SOURCES = {
 
 
 def folder_of(module: str) -> str:
-    """The first name below the package: `ppl_bandit.engines.exact.proof.analyticity` lies in `engines`."""
+    """The first name below the package: `ppl_bandit.engines.proof.analyticity` lies in `engines`."""
     name = (module.split(".") + ["__init__"])[1]
     return name if name in LEVEL else "__init__"
 
@@ -108,7 +108,7 @@ def test_models_import_jax_and_numpyro_only(path):
         "import ppl_bandit.engines",
         "from ppl_bandit import Bandit",
         "from .. import engines",
-        "from ..engines.exact.conjugate import conjugate",
+        "from ..engines.updates.exact import conjugate",
         "from ppl_bandit.program.model.tracing import Site",
         "import numpyro",
         "def late():\n    from ppl_bandit.live.bandit import Bandit",

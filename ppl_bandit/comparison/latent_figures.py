@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.comparison.engine_runs import flatten_latents
-from ppl_bandit.comparison.reference_posterior import support_bounds
-from ppl_bandit.comparison.results import Comparison
+from ppl_bandit.comparison.results import Comparison, support_bounds
 from ppl_bandit.display.figure_style import density_grid, figure_tools, kernel_density
 from ppl_bandit.live.show.rendering import NUM_LEADING
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
+from ppl_bandit.engines.proof.certificate import Residual, is_affine
 from ppl_bandit.program.model.reward_model import RewardModel
 
 

@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.engines.choose import decision_function
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit

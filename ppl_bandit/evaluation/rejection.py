@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.engines.choose import decision_function
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions

@@ -35,7 +35,7 @@ from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.journal.stores.calls import call_within
-from ppl_bandit.journal.stores.sqlite import MemoryStore
+from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain

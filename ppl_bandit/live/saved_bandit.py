@@ -26,8 +26,9 @@ from ppl_bandit.journal.identity import (
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header, record_identity
 from ppl_bandit.journal.projection import Projection, learning_in_part, refit
+from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.sqlite import MemoryStore, SqliteBackend
+from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.engines.exact.certificate.certificate import is_affine, resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
+from ppl_bandit.engines.proof.certificate import is_affine, resolution
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, row_batches, start
 from ppl_bandit.posterior.task import Rows, Task, counted_rows

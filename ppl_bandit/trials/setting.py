@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.choose import decision_function
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.numerics.joint_events import JointEvents
 from ppl_bandit.numerics.tail_excess import losses_from_moments
 from ppl_bandit.program.model.reward_model import RewardModel

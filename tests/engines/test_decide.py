@@ -12,7 +12,7 @@ import pytest
 from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
-from ppl_bandit.engines.choose import decision_function
+from ppl_bandit.engines.decide import decision_function
 
 NUM_SAMPLES, NUM_RUNS = 40, 3000
 DOUBLE = selectors.double_sampling()

@@ -5,7 +5,6 @@ posterior standard deviations and a standard deviation by 1 / sqrt(2 x 1,000) of
 """
 
 import functools
-import importlib
 import logging
 import math
 
@@ -18,6 +17,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
+from ppl_bandit.engines import fits
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -219,8 +219,7 @@ def small_engine(name, capacity):
 
 def count_compilations(name, first_capacity, num_steps, monkeypatch, caplog):
     """Compilations by XLA, of whatever kind, during updates of one row each."""
-    for module in ("svi", "laplace"):
-        monkeypatch.setattr(importlib.import_module(f"ppl_bandit.engines.approximate.{module}"), "NUM_CHECK_DRAWS", 10)
+    monkeypatch.setattr(fits, "NUM_CHECK_DRAWS", 10)
     engine = small_engine(name, first_capacity)
     reserve = engine.capabilities.reserve or (lambda state, num_rows: state)
     update = jax.jit(lambda number, state, row: engine.update(jr.fold_in(jr.key(0), number), state, row))

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, grow_buffer, read_buffer, rows_that_fit
+from ppl_bandit.engines.rows import append_rows, empty_buffer, grow_buffer, read_buffer, rows_that_fit
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

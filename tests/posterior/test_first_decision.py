@@ -9,9 +9,9 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.certificate.chunks import chunk_absorber
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, split_gaussian_blocks
-from ppl_bandit.engines.exact.proof.examination import measure
+from ppl_bandit.engines.proof.assignment import find_scales, read_supports, split_gaussian_blocks
+from ppl_bandit.engines.proof.examination import measure
+from ppl_bandit.engines.updates.chunks import chunk_absorber
 from ppl_bandit.runtime.jax_adapter import all_equations
 
 

@@ -9,7 +9,7 @@ import pytest
 from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
-from ppl_bandit.engines.exact.conjugate import conjugate
+from ppl_bandit.engines.updates.exact import conjugate
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
 from ppl_bandit.simulation.tune import candidates, has_posterior_regret, posterior_regret, simulate_candidates
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ppl_bandit.journal.events import CHECKPOINT, DECIDED, ERASED, Event
 from ppl_bandit.journal.stores.calls import Request
-from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken, decode, digest_of, encode
+from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken
+from ppl_bandit.journal.stores.tables import decode, digest_of, encode
 
 
 class Personal(NamedTuple):

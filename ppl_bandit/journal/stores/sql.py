@@ -50,15 +50,12 @@ from ppl_bandit.journal.stores.staged import (
     seal_staged,
     stage_requests,
 )
-from ppl_bandit.journal.stores.store import (
+from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
+from ppl_bandit.journal.stores.tables import (
     COLUMNS,
     IS_SETTING,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
-    DamagedEvent,
-    JournalError,
-    Key,
-    ReadingEvent,
     decode,
     digest_of,
     event_from_row,

@@ -5,8 +5,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.blocks import independent_blocks
+from ppl_bandit.engines.particles.space import unconstrained_space
 from ppl_bandit.program.model.reward_model import RewardModel
 
 

@@ -13,10 +13,10 @@ import pytest
 import scipy.stats as st
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.noncentred_refresh import _shortest_step
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.importance import Proposal, _is_repeated, _same_modes, log_unseen_mass
 from ppl_bandit.engines.particles.log_density import Mode
+from ppl_bandit.engines.particles.refresh_blocks import _shortest_step
+from ppl_bandit.engines.particles.space import unconstrained_space
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.runtime.numpyro_adapter import locations_of

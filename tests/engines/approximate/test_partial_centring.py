@@ -11,10 +11,10 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.blocks import block_posterior, independent_blocks
-from ppl_bandit.engines.approximate.noncentred_refresh import _estimate_centredness, _space_at
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.row_buffer import empty_buffer
+from ppl_bandit.engines.particles.blocks import block_posterior, independent_blocks
+from ppl_bandit.engines.particles.refresh_blocks import _estimate_centredness, _space_at
+from ppl_bandit.engines.particles.space import unconstrained_space
+from ppl_bandit.engines.rows import empty_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

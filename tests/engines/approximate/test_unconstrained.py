@@ -11,8 +11,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
 
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, read_buffer
+from ppl_bandit.engines.particles.space import unconstrained_space
+from ppl_bandit.engines.rows import append_rows, empty_buffer, read_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, InvalidProgram
 

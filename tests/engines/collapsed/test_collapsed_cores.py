@@ -9,10 +9,10 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.proof import gaussian_blocks
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.inner.layout import Layout
+from ppl_bandit.engines.proof import assignment
+from ppl_bandit.engines.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.proof.outer import given
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -83,9 +83,7 @@ def test_what_only_a_core_ties_is_a_leaf(name):
     outer = "scale" if "scale" in model.latent_shapes else "spread"
     with jax.enable_x64(True):
         inner = given(model, {outer: jnp.array(0.7)})
-        layout = gaussian_blocks.split_gaussian_blocks(
-            inner, find_scales(inner, read_supports(inner)), around_cores=True
-        )
+        layout = assignment.split_gaussian_blocks(inner, find_scales(inner, read_supports(inner)), around_cores=True)
     assert layout.leaves == leaves
     assert layout.members.shape == (1, leaves[0] * leaves[1] + num_core)
     assert sorted(layout.members[layout.is_member]) == list(range(layout.count("real")))
@@ -102,7 +100,7 @@ def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
             mean = numpyro.sample("mean", dist.Normal(common, spread))
         numpyro.sample("reward", dist.Normal(mean[arm] + 0.3 * mean[0], 1.0))
 
-    read = gaussian_blocks._terms_of_reals
+    read = assignment._terms_of_reals
 
     def overlooking(model, layout):
         groups = read(model, layout)
@@ -110,7 +108,7 @@ def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
         groups[groups[:, first : first + 4].sum(axis=1) > 1, first] = False
         return groups
 
-    monkeypatch.setattr(gaussian_blocks, "_terms_of_reals", overlooking)
+    monkeypatch.setattr(assignment, "_terms_of_reals", overlooking)
     with pytest.raises(NotConjugate, match="not conjugate given spread|log likelihood"):
         engines.collapsed(RewardModel(program, 4), ("spread",))
 
@@ -125,7 +123,7 @@ def test_leaves_of_unequal_size_are_filled_up():
         row[group] = True
     num = reads.shape[1]
     layout = Layout((), np.zeros(0), np.arange(num, dtype=np.int32)[None], np.ones((1, num), bool), np.array([-1]))
-    found = gaussian_blocks._around_cores(layout, reads)
+    found = assignment._around_cores(layout, reads)
     assert found.leaves == (5, 2) and found.members.shape == (1, 11)
     by_leaf = [
         set(own[inside])
@@ -143,7 +141,7 @@ def test_leaves_change_the_work_and_not_the_posterior(program, monkeypatch):
     found, firsts = [], []
     for is_plain in (False, True):
         if is_plain:
-            monkeypatch.setattr(gaussian_blocks, "_MAX_LEAF", 0)
+            monkeypatch.setattr(assignment, "_MAX_LEAF", 0)
         with jax.enable_x64(True):
             engine = engines.collapsed(RewardModel(program, num_arms), num_particles=500)
             start, update = jax.jit(engine.init)(jr.key(0)), jax.jit(engine.update)

@@ -10,16 +10,16 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed.data_summaries import (
+from ppl_bandit.engines.inner.data_sums import (
     changes_one_element,
     has_only_elements,
     log_normalizer,
     no_rows,
     one_element_change,
 )
-from ppl_bandit.engines.collapsed.mixture import representative_particles
-from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
-from ppl_bandit.engines.exact.families.posterior import generic_point, relative_to
+from ppl_bandit.engines.inner.density import generic_point, relative_to
+from ppl_bandit.engines.inner.layout import Layout, SiteBlock
+from ppl_bandit.engines.laws.mixture import representative_particles
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.model.reward_model import RewardModel
 

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed import collapsed_posterior, learning
+from ppl_bandit.engines.updates import collapsed_learning as learning, collapsed_posterior
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

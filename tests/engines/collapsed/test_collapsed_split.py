@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed.split import find_split
+from ppl_bandit.engines.proof.split import find_split
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.collapsed.collapsed_posterior import add_rows, factorize, gaussian_integral, precisions_of
-from ppl_bandit.engines.exact.families.posterior import Natural
+from ppl_bandit.engines.inner.density import Natural
+from ppl_bandit.engines.updates.collapsed_posterior import add_rows, factorize, gaussian_integral, precisions_of
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.engines.exact.certificate.certificate import is_affine
+from ppl_bandit.engines.proof.certificate import is_affine
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction

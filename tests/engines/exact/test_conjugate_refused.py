@@ -13,7 +13,7 @@ import pytest
 from numpyro import handlers
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.engines.exact.refusals import CONJUGATE
+from ppl_bandit.engines.refusals import CONJUGATE
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.families.posterior import coordinates_at, standard_posterior
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, split_gaussian_blocks
+from ppl_bandit.engines.inner.density import coordinates_at, standard_posterior
+from ppl_bandit.engines.proof.assignment import find_scales, read_supports, split_gaussian_blocks
 
 
 def weights_of(arms=3):

@@ -13,8 +13,8 @@ import pytest
 from numpyro import handlers
 
 from ppl_bandit.engines import collapsed, conjugate
-from ppl_bandit.engines.exact.proof.analyticity import not_conjugate
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.proof.analyticity import not_conjugate
+from ppl_bandit.engines.proof.assignment import find_scales, read_supports
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, InvalidProgram, NotConjugate
 

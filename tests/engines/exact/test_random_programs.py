@@ -17,8 +17,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit.engines.exact.certificate.chunks import absorb_rows, chunk_absorber
-from ppl_bandit.engines.exact.proof.examination import first_fault, measure, prove
+from ppl_bandit.engines.proof.examination import first_fault, measure, prove
+from ppl_bandit.engines.updates.chunks import absorb_rows, chunk_absorber
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction

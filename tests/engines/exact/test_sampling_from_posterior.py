@@ -16,8 +16,8 @@ from numpyro.distributions.transforms import PowerTransform
 from scipy import stats
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
-from ppl_bandit.engines.exact.families.posterior import sample, standard_posterior
+from ppl_bandit.engines.inner.density import sample, standard_posterior
+from ppl_bandit.engines.inner.layout import Layout, SiteBlock
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

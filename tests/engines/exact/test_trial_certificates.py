@@ -8,15 +8,15 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import NotConjugate, RewardModel
-from ppl_bandit.engines.exact.certificate.certificate import is_affine
-from ppl_bandit.engines.exact.proof import trial_certificates
-from ppl_bandit.engines.exact.proof.examination import examine, prove
+from ppl_bandit.engines.proof import examination
+from ppl_bandit.engines.proof.certificate import is_affine
+from ppl_bandit.engines.proof.examination import examine, prove
 
 
 @pytest.fixture(autouse=True)
 def sums(monkeypatch):
     """Certify sums with few rows too: programs of more than 256 arms take longer to test."""
-    monkeypatch.setattr(trial_certificates, "MAX_SINGLE_ROWS", 16)
+    monkeypatch.setattr(examination, "MAX_SINGLE_ROWS", 16)
 
 
 def examine_in_float64(model):

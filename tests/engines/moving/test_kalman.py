@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.exact.conjugate import prove_linear_step
+from ppl_bandit.engines.updates.exact import prove_linear_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 

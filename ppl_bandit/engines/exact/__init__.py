@@ -1,1 +1,0 @@
-"""The exact engine: prove, derive, certify."""

@@ -1,1 +1,0 @@
-"""Certify numerically that a log density is affine in the sufficient statistics."""

@@ -1,1 +1,0 @@
-"""Exponential families: natural parameters and draws."""

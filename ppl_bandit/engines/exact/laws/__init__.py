@@ -1,1 +1,0 @@
-"""Closed-form laws of the arms' expected rewards."""

@@ -1,1 +1,0 @@
-"""Prove that a program is conjugate."""

@@ -1,0 +1,1 @@
+"""Laws of the expected reward of each arm in closed form."""

@@ -1,1 +1,0 @@
-"""Engines of programs whose latents move: Kalman filter, Kalman filters over particles, particle filter."""

@@ -1,0 +1,1 @@
+"""Proofs: which programs are conjugate, exactly or given a few sites, and the certificate of rows."""

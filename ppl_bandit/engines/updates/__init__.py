@@ -1,0 +1,1 @@
+"""Updates: what each engine does with new rows."""

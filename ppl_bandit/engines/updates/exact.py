@@ -1,0 +1,326 @@
+"""The exact engines: conjugate programs, with or without a linear Gaussian step.
+
+There is no table of likelihoods. A likelihood is conjugate to a prior exactly when its log is affine in the prior's sufficient
+statistics (Diaconis and Ylvisaker, 1979), which can be proved (`proof`), derived (`families.derivation`) and certified
+(`certificate`) for any program.
+
+The Kalman filter of a program whose step and likelihood are linear Gaussian, proved and certified like a conjugate program.
+
+Every learnt row is one step: the law of the latents is predicted to the time of the row, then the row is absorbed. A decision
+reads the law predicted to its own time. The state is one Gaussian, so that neither memory nor time grows with the steps.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.engines.checks import Info, check_settings, refuse_moving, stored_evidence
+from ppl_bandit.engines.explanation import explain, explain_conjugate, family_name, residual_text, site_parameters
+from ppl_bandit.engines.inner.density import (
+    Posterior,
+    absorb,
+    coordinates_at,
+    is_resolved,
+    log_mass,
+    sample,
+    sample as draw,
+    total_of,
+)
+from ppl_bandit.engines.inner.layout import REAL, Layout
+from ppl_bandit.engines.inner.reading import RowReadings, certify, read_rows
+from ppl_bandit.engines.laws.expectation import find_infinite_means
+from ppl_bandit.engines.laws.marginals import marginals_of
+from ppl_bandit.engines.proof.certificate import Evidence, Residual, is_affine
+from ppl_bandit.engines.proof.examination import examine, prove
+from ppl_bandit.engines.proof.linear_step import (
+    Clock,
+    LinearStep,
+    derive_step,
+    elapsed_until,
+    first_clock,
+    is_linear_step,
+    joint_layout,
+    measure_step,
+    predict,
+    prove_step,
+    require_moving,
+    shortest_step,
+    time_text,
+)
+from ppl_bandit.engines.refusals import refusal
+from ppl_bandit.engines.updates.chunks import (
+    MAX_ROWS_AT_ONCE,
+    NUM_POINTS,
+    ChunkEvidence,
+    absorb_rows,
+    add_rows,
+    chunk_absorber,
+    learn_in_chunks,
+)
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
+
+
+def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
+    """Return the exact engine of a program, or refuse.
+
+    The proof and the certificates at build time run in float64; `init`, `update` and `sample` follow jax's precision.
+
+    Args:
+        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing. Below 1 the natural
+            parameters decay towards the prior's: the posterior is exact for the likelihood so weighted.
+
+    Raises:
+        NotConjugate: if the program is not conjugate or not provably so. The message says what stopped the proof and what
+            would make the program conjugate.
+    """
+    check_settings(discount)
+    refuse_moving(model, "conjugate")
+    with jax.enable_x64(True):
+        layout = prove(model)
+        absorb_chunk = chunk_absorber(model, layout, discount)
+        # Products of reduced precision on an accelerator would look like deviations.
+        with jax.default_matmul_precision("highest"):
+            prior, evidence = examine(model, layout, absorb_chunk)
+        infinite_text, infinite_means = find_infinite_means(model, layout, prior)
+
+    def init(key: Key) -> Posterior:
+        del key  # the prior is not random
+        # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
+
+    def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Info]:
+        with jax.default_matmul_precision("highest"):
+            return absorb_rows(layout, absorb_chunk, init(key), state, interaction)
+
+    find_mass = quick_jit(functools.partial(log_mass, layout))
+
+    def log_evidence(state: Posterior) -> tuple[float, float]:
+        return float(find_mass(state) - find_mass(init(jr.key(0)))), 0.0
+
+    def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
+        return site_parameters(layout, state)
+
+    return Engine(
+        init,
+        update,
+        functools.partial(sample, layout),
+        explain_conjugate(model, layout, prior, evidence, discount, infinite_text),
+        settings={"discount": discount},
+        capabilities=Capabilities(
+            parameters=parameters,
+            marginals=marginals_of(model, layout),
+            infinite_means=infinite_means,
+            add_rows=functools.partial(add_rows, model, layout) if discount == 1.0 else None,
+            log_evidence=log_evidence,
+        ),
+    )
+
+
+_REMEDY = (
+    "a step is linear Gaussian if every moving latent is Normal, with a mean that is affine in the others, such as "
+    '0.9 * previous["level"], and a scale that does not depend on latents'
+)
+
+
+class KalmanState(NamedTuple):
+    """The filtered law of the latents at the last step, the time of that step, and log p(data) so far."""
+
+    posterior: Posterior
+    clock: Clock
+    log_evidence: Float[Array, ""]
+
+    @property
+    def log_evidence_error(self) -> float:
+        """Its standard error: it is exact."""
+        return 0.0
+
+
+class _Step(NamedTuple):
+    """The law before a row and after it, what was read from the row, and the time before it."""
+
+    before: Posterior
+    after: Posterior
+    readings: RowReadings
+    elapsed: Float[Array, ""]
+
+
+def kalman(model: RewardModel) -> Engine:
+    """Return the Kalman filter of a program whose latents move, or refuse.
+
+    Raises:
+        NotConjugate: if the step or the likelihood is not linear Gaussian, or not provably so.
+        ValueError: if no latent moves.
+    """
+    require_moving(model, "kalman")
+    with jax.enable_x64(True):
+        layout = prove(model)
+        prior, evidence = examine(model, layout)
+        scaled = [site.name for site in layout.sites if site.kind != REAL]
+        if scaled:
+            raise refusal(
+                model,
+                f"has no Kalman filter: {', '.join(scaled)} {'is' if len(scaled) == 1 else 'are'} not Gaussian",
+                "fix it, or use an engine that has particles for it",
+            )
+        joint, step_residual = prove_linear_step(model)
+        fixed = None if model.has_clock else run_once(lambda: derive_step(model, layout))
+        shortest = shortest_step(model, layout, prior) if model.has_clock else 0.0
+
+    def step_of(elapsed: Any) -> LinearStep:
+        return derive_step(model, layout, elapsed) if fixed is None else LinearStep(*fixed)
+
+    def init(key: Key) -> KalmanState:
+        del key  # the prior is not random
+        # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
+        start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
+        return KalmanState(start, first_clock(), jnp.zeros(()))
+
+    def predicted(state: KalmanState, context: Any = None) -> KalmanState:
+        elapsed, clock = elapsed_until(model, state.clock, context, shortest)
+        later = predict(step_of(elapsed), state.posterior)
+        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
+        return state._replace(posterior=moved, clock=clock)
+
+    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, _Step]:
+        """Predict to a row and absorb it; time passes with the rows that count."""
+        assert row.mask is not None
+        elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
+        before = predicted(state, row.context)
+        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
+        after, readings = read_row(model, layout, before.posterior, single)
+        is_counted = row.mask
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(is_counted, new, old),
+            before._replace(posterior=after, clock=before.clock.after_row()),
+            state,
+        )
+        return kept, _Step(before.posterior, after, readings, elapsed)
+
+    def is_step(elapsed: Array) -> Array:
+        return jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed)
+
+    def learn_chunk(state: KalmanState, rows: Interaction) -> tuple[KalmanState, ChunkEvidence]:
+        after, steps = jax.lax.scan(learn, state, rows)
+        log_density, evidence = _certify_steps(model, layout, is_step, rows, steps)
+        return after._replace(log_evidence=state.log_evidence + log_density), evidence
+
+    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Info]:
+        del key
+        # Products of reduced precision on an accelerator would look like deviations.
+        with jax.default_matmul_precision("highest"):
+            rows = jax.tree.map(jnp.asarray, interaction)
+            return learn_in_chunks(learn_chunk, state, rows, max(1, min(rows.arm.shape[0], MAX_ROWS_AT_ONCE)))
+
+    def sample(key: Key, state: KalmanState, num_samples: int) -> dict[str, Array]:
+        return draw(layout, key, predicted(state).posterior, num_samples)
+
+    find_marginals = marginals_of(model, layout)
+
+    def marginals(state: KalmanState, context: Any) -> Marginals | None:
+        return find_marginals(predicted(state, context).posterior, context)
+
+    return Engine(
+        init,
+        update,
+        sample,
+        _explain(model, layout, prior, evidence, step_residual),
+        capabilities=Capabilities(
+            parameters=lambda state: site_parameters(layout, predicted(state).posterior),
+            marginals=marginals,
+            advance=lambda key, state, context: predicted(state, context),
+            log_evidence=stored_evidence,
+        ),
+    )
+
+
+def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
+    """Return the layout of two steps in a row, and how far their joint prior is from Gaussian; runs in float64.
+
+    Raises:
+        NotConjugate: if the step is not proved linear Gaussian.
+    """
+    layout = joint_layout(model)
+    names = ", ".join(f"'{name}'" for name in model.moving_sites)
+    gap = prove_step(model, layout)
+    if gap is not None:
+        raise refusal(model, f"has no proved Kalman filter: in the step of {names}, {gap.reason}", _REMEDY)
+    residual = run_once(lambda: measure_step(model, layout))
+    if not bool(is_affine(residual)):
+        nats, tolerance = float(residual.nats), float(residual.tolerance)
+        raise refusal(
+            model,
+            f"has no Kalman filter: the step of {names} is not linear Gaussian",
+            _REMEDY,
+            f"residual {nats:.1e} nats, tolerance {tolerance:.1e} nats",
+        )
+    return layout, residual
+
+
+def read_row(model: RewardModel, layout: Layout, before: Posterior, row: Interaction) -> tuple[Posterior, RowReadings]:
+    """Return the posterior with a row added, and what was read from the row."""
+    readings = read_rows(model, layout, coordinates_at(layout, before), row)
+    return absorb(layout, before, total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals)), 1), readings
+
+
+def certify_row(
+    model: RewardModel, layout: Layout, before: Posterior, after: Posterior, readings: RowReadings, row: Interaction
+) -> tuple[Residual, Bool[Array, ""]]:
+    """Return the residual of a row that was read by `read_row`, and whether jax's precision holds the posterior."""
+    found = certify(model, layout, readings, row, before, after, NUM_POINTS)
+    total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
+    is_held = is_resolved(layout, before, after, total, found.steps)
+    return jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
+
+
+def _certify_steps(
+    model: RewardModel, layout: Layout, is_step: Callable[[Array], Array], rows: Interaction, steps: _Step
+) -> tuple[Float[Array, ""], ChunkEvidence]:
+    """Return the log density of the rows of steps, and their certificates, which are evaluated together.
+
+    Args:
+        is_step: time elapsed -> whether the step that takes it is linear Gaussian.
+    """
+    assert rows.mask is not None
+
+    def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Array, Array]:
+        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
+        own = certify_row(model, layout, step.before, step.after, step.readings, single)
+        return *own, is_step(step.elapsed)
+
+    residuals, is_held, is_linear = jax.vmap(certify_one)(rows, steps)
+    mask, is_possible = rows.mask, steps.readings.is_possible[:, 0]
+    # A masked row has the residual of one that is affine.
+    residuals = Residual(*(jnp.where(mask, own, none) for own, none in zip(residuals, (0.0, 1.0, 0.0), strict=True)))
+    bent = jnp.where(jnp.all(is_linear | ~mask), 0.0, jnp.inf)
+    of_steps = Residual(bent, jnp.ones_like(bent), jnp.zeros_like(bent))
+    before, after = (jax.vmap(functools.partial(log_mass, layout))(laws) for laws in (steps.before, steps.after))
+    evidence = ChunkEvidence(residuals, of_steps, is_possible, jnp.all(is_held | ~mask))
+    return jnp.sum(jnp.where(mask, after - before, 0.0)), evidence
+
+
+def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:
+    sites = {site.name: family_name(layout, site) for site in layout.sites}
+    lines = []
+    for site in layout.sites:
+        known = site_parameters(layout, prior)[site.name]
+        kind = "moves" if site.name in model.moving_sites else "static"
+        count = f", {site.size} elements" if site.size > 1 else ""
+        lines.append(f"  {site.name}: Gaussian, {kind}{count}; first mean {known['mean'].ravel()[0]:.6g}")
+    facts = {
+        "time": time_text(model),
+        "proved": "the step and the likelihood are real-analytic in the latents",
+        "certified": f"the joint law of two steps is Gaussian (residual {float(step.nats):.1e} nats, tolerance "
+        f"{float(step.tolerance):.1e} nats), and the likelihood of {evidence.num_rows} rows on all {model.num_arms} arms "
+        f"likewise;\n    largest residual {residual_text(evidence)}; every new datum is certified likewise",
+    }
+    verdict = "EXACT, by a Kalman filter. The latents are Gaussian at every step; draws are independent."
+    reason = "proved linear Gaussian: a Kalman filter is exact"
+    return explain(model, "kalman", verdict, reason, sites, facts, is_exact=True, site_lines=lines)
