@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.standings import Tuned
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.trials import stopping
-    from ppl_bandit.trials.after_stopping import adjusted_estimates
-    from ppl_bandit.trials.calibrate import calibrate, rows_for_power
+    from ppl_bandit.trials.calibrate import adjusted_estimates, calibrate, rows_for_power
     from ppl_bandit.trials.design import Design
     from ppl_bandit.trials.operating_characteristics import (
         OperatingCharacteristics,

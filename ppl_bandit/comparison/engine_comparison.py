@@ -12,7 +12,6 @@ import numpy as np
 
 from ppl_bandit import engines as library, selectors
 from ppl_bandit.arguments import check_function
-from ppl_bandit.comparison.conclusions import overviews
 from ppl_bandit.comparison.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
@@ -24,18 +23,22 @@ from ppl_bandit.comparison.engine_runs import (
     make_decide,
     run_engine,
 )
-from ppl_bandit.comparison.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
 from ppl_bandit.comparison.reference_posterior import exact_factory, find_references
 from ppl_bandit.comparison.results import (
     INTERRUPTED,
     Comparison,
     DecisionErrors,
     EngineResult,
+    LatentErrors,
     Reference,
     StreamPoint,
     element_labels,
+    estimate,
+    latent_errors,
+    r_hat,
+    total_variation,
 )
-from ppl_bandit.comparison.tables import comparison_text
+from ppl_bandit.comparison.tables import comparison_text, overviews
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms

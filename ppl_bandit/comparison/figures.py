@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.comparison.errors import largest_error
 from ppl_bandit.comparison.latent_figures import (
     EngineStyle,
     add_title_and_legend,
@@ -20,7 +19,7 @@ from ppl_bandit.comparison.latent_figures import (
     new_figure,
     reference_name,
 )
-from ppl_bandit.comparison.results import Comparison
+from ppl_bandit.comparison.results import Comparison, largest_error
 from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppl_bandit.comparison.conclusions import answer, verdict
-from ppl_bandit.comparison.errors import QUANTILES, largest_error
-from ppl_bandit.comparison.results import Comparison, EngineResult, Ranking, StreamPoint
-from ppl_bandit.comparison.tables import TextTable, conclusion, ranking_table, tables
+from ppl_bandit.comparison.results import QUANTILES, Comparison, EngineResult, Ranking, StreamPoint, largest_error
+from ppl_bandit.comparison.tables import TextTable, answer, conclusion, ranking_table, tables, verdict
 from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs, html_rows, preformatted
 from ppl_bandit.display.terminal import to_plain
 

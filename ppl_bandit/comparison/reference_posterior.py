@@ -18,15 +18,17 @@ from ppl_bandit.comparison.engine_runs import (
     flatten_latents,
     run_engine,
 )
-from ppl_bandit.comparison.errors import (
+from ppl_bandit.comparison.results import (
     QUANTILES,
     Estimate,
+    Reference,
     ReferenceLatents,
+    SamplingNoise,
+    exact_marginals,
     latent_floor,
     mean_with_sd,
     total_variation,
 )
-from ppl_bandit.comparison.results import Reference, SamplingNoise, exact_marginals
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Key, NotConjugate
 

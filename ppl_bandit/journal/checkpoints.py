@@ -18,9 +18,9 @@ from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
 from ppl_bandit.journal.experiment import Experiment, rows_until
 from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
+from ppl_bandit.journal.stores.appending import decode
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
-from ppl_bandit.journal.stores.tables import decode
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, draw, start
 from ppl_bandit.posterior.task import learning_model

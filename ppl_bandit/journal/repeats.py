@@ -15,10 +15,9 @@ import numpy as np
 from ppl_bandit.inputs.numbers import check_text
 from ppl_bandit.journal.events import DISCARDED_STATUS, Event, fold_decision
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.journal.stores.appending import unit_key
+from ppl_bandit.journal.stores.appending import encode, unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Key
-from ppl_bandit.journal.stores.tables import encode
 from ppl_bandit.types import RequestIdReused
 
 _MAX_BYTES = 256

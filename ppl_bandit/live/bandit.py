@@ -37,10 +37,9 @@ from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
-from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
+from ppl_bandit.live.designs import arms_with, design_record, refuse_stopped, retired_with, settings_of_design
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import check_windows, learn_rows, many_rewards, one_update, reward_values
 from ppl_bandit.live.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit

@@ -6,10 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.posterior.compiled_functions import (
-    CompiledFunctions,
-    example_contexts,
-)
+from ppl_bandit.posterior.compiled_functions import CompiledFunctions, example_contexts
 from ppl_bandit.posterior.task import Task, learning_model
 from ppl_bandit.posterior.warm_start import find_start, store_start
 from ppl_bandit.program.model.reward_model import RewardModel

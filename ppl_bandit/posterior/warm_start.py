@@ -22,7 +22,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.artefact import Artefact, is_plain
 from ppl_bandit.runtime.compile_ahead import run_afterwards
-from ppl_bandit.runtime.exported_functions import ExportedFunction, import_exported
+from ppl_bandit.runtime.packed_state import ExportedFunction, import_exported
 from ppl_bandit.selectors.selector_contract import selector_key
 from ppl_bandit.types import Engine
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_bandit.program.jaxpr.source_lines import is_users_file
+from ppl_bandit.program.jaxpr.interpreter import is_users_file
 from ppl_bandit.runtime.jax_adapter import is_tracer
 
 _MAX_DEPTH = 6  # of helpers that call helpers, and of containers

@@ -20,9 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_bandit.runtime.archive import read_archive, write_archive
+from ppl_bandit.runtime.archive import make_private, read_archive, refusal, write_archive
 from ppl_bandit.runtime.cpu_threads import num_cores
-from ppl_bandit.runtime.private_folders import make_private, refusal
 from ppl_bandit.runtime.xla_options import compilation_cache, is_cache_off
 
 # Parts of the names of JAX settings that change no result. Results are computed in float64 under any setting of x64.

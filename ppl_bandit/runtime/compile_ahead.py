@@ -10,7 +10,7 @@ import jax
 
 from ppl_bandit.runtime.artefact import compiler_settings
 from ppl_bandit.runtime.cpu_threads import limit_runs, needs_limit
-from ppl_bandit.runtime.exported_functions import ExportedFunction, arguments_text, export_traced, import_exported
+from ppl_bandit.runtime.packed_state import ExportedFunction, arguments_text, export_traced, import_exported
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
 # XLA compiles without Python's global interpreter lock, so the main thread goes on meanwhile.

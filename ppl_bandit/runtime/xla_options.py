@@ -21,9 +21,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from ppl_bandit.runtime.archive import make_private
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.runtime.jax_adapter import set_compilation_cache
-from ppl_bandit.runtime.private_folders import make_private
 
 _MAX_PARTS = 4
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

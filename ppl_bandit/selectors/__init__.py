@@ -4,10 +4,9 @@ Each factory returns `select(key, table, step, *, allowed=None, marginals=None) 
 per posterior draw and one column per arm. Selectors do not depend on the model: any engine can be combined with any selector.
 """
 
-from ppl_bandit.selectors.bayes_ucb import bayes_ucb
 from ppl_bandit.selectors.constraints import fixed, softened, with_control, with_floor, with_limits
 from ppl_bandit.selectors.information_directed import information_directed
-from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
+from ppl_bandit.selectors.optimistic_gittins import bayes_ucb, optimistic_gittins
 from ppl_bandit.selectors.probability_matching import double_sampling, greedy, thompson, top_two
 
 __all__ = [

@@ -18,11 +18,11 @@ from shared_models import bernoulli_model
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
 from ppl_bandit.comparison import engine_comparison
-from ppl_bandit.comparison.conclusions import answer
-from ppl_bandit.comparison.errors import QUANTILES, Estimate
+from ppl_bandit.comparison.engine_runs import simulate_rows
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.html_report import comparison_records
-from ppl_bandit.comparison.simulated_rows import simulate_rows
+from ppl_bandit.comparison.results import QUANTILES, Estimate
+from ppl_bandit.comparison.tables import answer
 
 ARMS = ["control", "new"]
 ROWS = Interaction(np.arange(24) % 2, np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 1] + [0] * 9 + [1, 0, 0, 0, 1], float))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from ppl_bandit import RewardModel, compare, engines
 from ppl_bandit.comparison import rank_models
-from ppl_bandit.comparison.simulated_rows import simulate_rows
+from ppl_bandit.comparison.engine_runs import simulate_rows
 
 NUM_ROWS, DRIFT = 24, 0.5
 TRUTH = {"level": np.array([0.0, 0.5])}

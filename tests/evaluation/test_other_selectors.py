@@ -9,8 +9,7 @@ from shared_models import THOMPSON, bernoulli_engine, bernoulli_model, bernoulli
 
 from ppl_bandit import Environment, RewardModel, evaluate, selectors, simulate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.predictive_scores import compare_programs
-from ppl_bandit.evaluation.rejection import accepted_rows, evaluate_by_rejection
+from ppl_bandit.evaluation.rejection import accepted_rows, compare_programs, evaluate_by_rejection
 
 RATES = np.array([0.2, 0.6])
 

@@ -10,7 +10,7 @@ from shared_models import bernoulli_bandit
 from ppl_bandit import Journal
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import DECIDED, new_event, new_ids
-from ppl_bandit.journal.stores.tables import decode, encode
+from ppl_bandit.journal.stores.appending import decode, encode
 
 
 def test_ids_follow_each_other_in_time_and_differ():

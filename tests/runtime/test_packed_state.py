@@ -9,8 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.runtime.exported_functions import form_from_json, form_to_json
-from ppl_bandit.runtime.packed_state import changed_leaves, pack, unpack, with_changes
+from ppl_bandit.runtime.packed_state import changed_leaves, form_from_json, form_to_json, pack, unpack, with_changes
 
 
 class Tree(NamedTuple):

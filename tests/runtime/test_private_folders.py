@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from ppl_bandit.runtime.private_folders import _warn, make_private, refusal
+from ppl_bandit.runtime.archive import _warn, make_private, refusal
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.selectors.candidate_sampling import draw_mode, log_false_alarm, num_candidates
 from ppl_bandit.selectors.mode_probs import few_candidates, mode_probs
+from ppl_bandit.selectors.probability_matching import choose_num_candidates, draw_mode, log_false_alarm
 
 PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64", marks=pytest.mark.slow)]
 TIES = [pytest.param(False, id="random"), pytest.param(True, id="lowest")]
@@ -23,7 +23,7 @@ MODE_PROBS = {
 
 @functools.partial(jax.jit, static_argnums=2)
 def alarm_and_num(probs, allowed, max_candidates):
-    return log_false_alarm(probs, allowed), num_candidates(probs, allowed, max_candidates)
+    return log_false_alarm(probs, allowed), choose_num_candidates(probs, allowed, max_candidates)
 
 
 def false_alarm(probs):

@@ -21,8 +21,8 @@ from ppl_bandit.engines.inner.layout import POSITIVE, REAL, SIMPLEX, Layout, Sit
 from ppl_bandit.engines.refusals import KEEP
 from ppl_bandit.program.jaxpr.entrywise import Entries
 from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
+from ppl_bandit.program.jaxpr.interpreter import location_of
 from ppl_bandit.program.jaxpr.ranges import values_range
-from ppl_bandit.program.jaxpr.source_lines import location_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods

@@ -28,13 +28,20 @@ from ppl_bandit.journal.events import (
     fold_decisions,
 )
 from ppl_bandit.journal.stores.appending import (
+    COLUMNS,
+    IS_SETTING,
     MAX_PARAMETERS,
+    VERSION_WITH_HEADS,
+    VERSION_WITH_OPENINGS,
     AppendRequest,
     Beside,
     Execute,
     Personal,
     Result,
     append_requests,
+    decode,
+    digest_of,
+    event_from_row,
     joined,
     rows_in,
 )
@@ -51,15 +58,6 @@ from ppl_bandit.journal.stores.staged import (
     stage_requests,
 )
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
-from ppl_bandit.journal.stores.tables import (
-    COLUMNS,
-    IS_SETTING,
-    VERSION_WITH_HEADS,
-    VERSION_WITH_OPENINGS,
-    decode,
-    digest_of,
-    event_from_row,
-)
 
 Backend = SqliteBackend | PostgresBackend
 

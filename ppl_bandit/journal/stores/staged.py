@@ -16,11 +16,12 @@ from ppl_bandit.journal.stores.appending import (
     AppendRequest,
     Execute,
     append_requests,
+    decode,
+    encode,
     find_keys,
     rows_in,
 )
 from ppl_bandit.journal.stores.store import DamagedEvent, KeyTaken
-from ppl_bandit.journal.stores.tables import decode, encode
 
 STAGING_TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_staged (

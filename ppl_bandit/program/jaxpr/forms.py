@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.program.jaxpr.entrywise import Entries, Entrywise, Known
+from ppl_bandit.program.jaxpr.interpreter import SourceLine, source_line
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.program.jaxpr.ranges import (
     EVERYTHING,
@@ -36,7 +37,6 @@ from ppl_bandit.program.jaxpr.ranges import (
     support_range,
     values_range,
 )
-from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 
 _CLOSE = 1e-20  # latents are not followed closer to 0 than this
 _MAX_PLAIN = 4.0  # a power up to which floating point neither overflows nor flattens

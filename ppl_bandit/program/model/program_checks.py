@@ -14,8 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from ppl_bandit.program.fingerprints import jaxpr_fingerprint
 from ppl_bandit.program.jaxpr.entry_reads import connected_components, reads_of_latents, tells_rows_apart
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges, sizes_indexed_by
-from ppl_bandit.program.jaxpr.interpreter import DATA, dependencies
-from ppl_bandit.program.jaxpr.source_lines import source_line
+from ppl_bandit.program.jaxpr.interpreter import DATA, dependencies, source_line
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents, feasible_rewards
 from ppl_bandit.program.model.sites import ProgramSpec, failing_line

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_bandit.program.jaxpr.source_lines import source_line
+from ppl_bandit.program.jaxpr.interpreter import source_line
 from ppl_bandit.runtime.jax_adapter import called_jaxpr
 
 HERE = "test_source_lines.py"
