@@ -108,7 +108,7 @@ _HOMES = {
     "Slate": "live.decisions",
     "Design": "trials.design",
     "OperatingCharacteristics": "trials.operating_characteristics",
-    "adjusted_estimates": "trials.after_stopping",
+    "adjusted_estimates": "trials.calibrate",
     "calibrate": "trials.calibrate",
     "operating_characteristics": "trials.operating_characteristics",
     "rows_for_power": "trials.calibrate",

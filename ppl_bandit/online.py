@@ -18,13 +18,11 @@ import numpyro
 from numpyro.primitives import Messenger
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_rewards
-from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.posterior.fallback import learn
-from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, draw, evidence_of, start
-from ppl_bandit.posterior.task import Rows, Task
+from ppl_bandit.posterior.task import History, Rows, Task
 from ppl_bandit.program.keywords import KEYWORDS, takes
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit

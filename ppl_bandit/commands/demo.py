@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
-from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import progress_reporter
 
 # JAX and NumPyro take seconds to import: they are imported where they are used, after the first line is shown.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import check_names, executor_of
-from ppl_bandit.paper import figures as paper_figures, settings
+from ppl_bandit.paper import report as paper_figures, settings
 from ppl_bandit.paper.claims import claims_of_grids
 from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, parts_of, run_parts
 from ppl_bandit.paper.report import write_report

@@ -41,9 +41,8 @@ from ppl_bandit.comparison.results import (
 from ppl_bandit.comparison.tables import comparison_text, overviews
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.engines.particles.diagnostics import chain_ess
-from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.inputs.numbers import check_count, check_text
+from ppl_bandit.inputs.numbers import Arms, check_count, check_text
 from ppl_bandit.live.show.overview import subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime import artefact

@@ -6,7 +6,7 @@ from typing import Any
 
 from ppl_bandit.comparison.results import QUANTILES, Comparison, EngineResult, Ranking, StreamPoint, largest_error
 from ppl_bandit.comparison.tables import TextTable, answer, conclusion, ranking_table, tables, verdict
-from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs, html_rows, preformatted
+from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs, html_rows, preformatted
 from ppl_bandit.display.terminal import to_plain
 
 _CAPTIONS = {

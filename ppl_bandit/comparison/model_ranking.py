@@ -15,9 +15,8 @@ from ppl_bandit.comparison.engine_runs import CompiledEngine, EngineFactory, com
 from ppl_bandit.comparison.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.tables import ranking_text
 from ppl_bandit.display.terminal import printable
-from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.simulation.standings import standard_error
 from ppl_bandit.types import Interaction

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.deciders.snapshots import SnapshotExperiment, channel_of
+from ppl_bandit.deciders.sealer import SnapshotExperiment, channel_of
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal, check_location, parse_location
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.program.model.reward_model import RewardModel

@@ -1,8 +1,10 @@
 """Values as text: for a terminal, a spreadsheet, a report, and as plain values for JSON."""
 
 import math
+import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # Letters of right-to-left scripts are printed; characters that reverse the order of others are not.
@@ -62,3 +64,35 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
     return "\n".join(lines)
+
+
+_SECONDS_BETWEEN_LINES = {True: 2.0, False: 20.0}  # on a terminal, and elsewhere
+
+
+def progress_reporter(
+    name: str, total: int, unit: str, more: str = "", seconds: Sequence[float] | None = None
+) -> Callable[[int], None]:
+    """Return a function of the number of units that have finished since its last call; it writes what is done and left.
+
+    Args:
+        name: of the computation.
+        total: number of units.
+        unit: in the plural.
+        more: what follows the time that is left.
+        seconds: that the units take on two idle cores, one after another, which a line says at once; later lines scale them
+            with the time so far. None if the units take equally long.
+    """
+    name = printable(name)
+    each = [1.0] * total if seconds is None else list(seconds)
+    done, begun, last = 0, time.monotonic(), -math.inf
+    if seconds is not None:
+        sys.stderr.write(f"{name}: about {sum(each):.0f} s on two idle cores{more}\n")
+
+    def advance(num: int) -> None:
+        nonlocal done, last
+        done, now = min(done + num, total), time.monotonic()
+        if now - last > _SECONDS_BETWEEN_LINES[sys.stderr.isatty()] or done == total:
+            last, left = now, (now - begun) * sum(each[done:]) / sum(each[:done])
+            sys.stderr.write(f"{name}: {done} of {total} {unit}, about {left:.0f} s left{more}\n")
+
+    return advance

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools
-from ppl_bandit.display.html_pages import escaped
+from ppl_bandit.display.figure_style import escaped, figure_tools
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import ScoredRows, Sequence, confidence_sequence

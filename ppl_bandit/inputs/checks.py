@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.inputs.numbers import as_numbers
+from ppl_bandit.inputs.numbers import Arms, as_numbers
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once

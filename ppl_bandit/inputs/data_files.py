@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from ppl_bandit.display.terminal import original_cell, safe_cell
-from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import as_interaction, impossible_rows
 from ppl_bandit.inputs.data_frames import cell_number, column_values, context_columns, contexts_from_columns
+from ppl_bandit.inputs.numbers import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import BanditError, Interaction
 

@@ -21,9 +21,8 @@ from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.appending import decode
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
-from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, draw, start
-from ppl_bandit.posterior.task import learning_model
+from ppl_bandit.posterior.task import History, learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 

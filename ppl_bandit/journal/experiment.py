@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.journal.decision_events import choose_arms, decision_events
 from ppl_bandit.journal.events import (
     ARMS,
     CHANGED,
@@ -39,14 +38,22 @@ from ppl_bandit.journal.projection import (
     refit,
     with_changes,
 )
-from ppl_bandit.journal.repeats import Known
+from ppl_bandit.journal.repeats import Known, choose_arms, decision_events
 from ppl_bandit.journal.stores.appending import Beside
-from ppl_bandit.journal.stores.calls import GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
-from ppl_bandit.journal.stores.store import Conflict, JournalError, JournalTimeout, Key, KeyTaken, ReadingEvent
-from ppl_bandit.posterior.history import History
+from ppl_bandit.journal.stores.store import (
+    Conflict,
+    GroupedCalls,
+    JournalError,
+    JournalTimeout,
+    Key,
+    KeyTaken,
+    ReadingEvent,
+    call_within,
+    timed_lock,
+)
 from ppl_bandit.posterior.learning import Learner
-from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.task import History, Task
 from ppl_bandit.types import ExperimentStopped
 
 BuildTask = Callable[[list[Any]], tuple[Task, Learner]]  # names of the arms -> the task and the prior

@@ -34,8 +34,8 @@ from ppl_bandit.journal.events import (
 )
 from ppl_bandit.journal.projection import LearningStep, Projection, context_from_leaves, learn_events
 from ppl_bandit.journal.repeats import Repeat
-from ppl_bandit.journal.stores.calls import Request
 from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import Request
 from ppl_bandit.posterior.task import Rows, Task, why_not_in_part
 from ppl_bandit.program.outcomes import separable_outcomes
 from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision

@@ -13,9 +13,8 @@ import numpy as np
 
 from ppl_bandit.journal.events import CORRECTED, ERASED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
-from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, start
-from ppl_bandit.posterior.task import Rows, Task, is_known, why_not_in_part
+from ppl_bandit.posterior.task import History, RowEdit, Rows, Task, is_known, why_not_in_part
 from ppl_bandit.program.model.reward_model import RewardModel
 
 _MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data

@@ -10,11 +10,11 @@ import numpy as np
 
 from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import announced_checkpoints, checkpoint_difference
-from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, ERASED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
+from ppl_bandit.journal.repeats import choose_arms
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
 from ppl_bandit.journal.stores.store import DamagedEvent, ReadingEvent
 from ppl_bandit.posterior.learning import Learner

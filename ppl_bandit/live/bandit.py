@@ -18,11 +18,10 @@ import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
-from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
+from ppl_bandit.inputs.numbers import Arms, as_seconds, check_count, check_text
 from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
 from ppl_bandit.journal.events import Event
@@ -34,9 +33,8 @@ from ppl_bandit.journal.projection import Projection, context_from_leaves, initi
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.appending import unit_key
-from ppl_bandit.journal.stores.calls import call_within
 from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import arms_with, design_record, refuse_stopped, retired_with, settings_of_design

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_bandit.engines.laws.expectation import INFINITE_MEAN_TEXT
+from ppl_bandit.engines.laws.mixture import INFINITE_MEAN_TEXT
 from ppl_bandit.journal.events import Event
 from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.posterior.task import Task

@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.numbers import Arms
 from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.learning import Learner, draw_expected_rewards

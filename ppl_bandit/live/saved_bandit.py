@@ -30,8 +30,8 @@ from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import History
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.archive import read_archive
 

@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
-from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import progress_reporter
 from ppl_bandit.paper import claims, runs, settings
 from ppl_bandit.simulation.chunks import run_in_processes
 

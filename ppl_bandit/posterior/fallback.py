@@ -12,9 +12,8 @@ import numpy as np
 from ppl_bandit import engines
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.engines.proof.certificate import is_affine, resolution
-from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, row_batches, start
-from ppl_bandit.posterior.task import Rows, Task, counted_rows
+from ppl_bandit.posterior.task import History, Rows, Task, counted_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import unpack, with_changes
 from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import progress_reporter
 from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model

@@ -26,7 +26,7 @@ import numpy as np
 from numpyro.distributions import biject_to
 
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import progress_reporter
 from ppl_bandit.inputs.numbers import as_plain_numbers, check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment

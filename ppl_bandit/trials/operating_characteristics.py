@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.display.progress import progress_reporter
-from ppl_bandit.display.terminal import shown_name
+from ppl_bandit.display.terminal import progress_reporter, shown_name
 from ppl_bandit.evaluation.confidence_sequences import OPTIMAL_PLAYS, excludes_mean
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel

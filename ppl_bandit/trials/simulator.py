@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit.engines.choose import as_engine
-from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu

@@ -21,7 +21,7 @@ from postgres_server import Server  # noqa: E402
 from shared_models import bernoulli_bandit, bernoulli_parts  # noqa: E402
 
 from ppl_bandit import Decider  # noqa: E402
-from ppl_bandit.deciders.snapshots import publish  # noqa: E402
+from ppl_bandit.deciders.sealer import publish  # noqa: E402
 from ppl_bandit.journal.checkpoints import load_checkpoint  # noqa: E402
 
 

@@ -20,8 +20,7 @@ import numpy as np
 from live_players import CASES, Case, Player, case_players, case_program
 
 from ppl_bandit.commands.names import check_names
-from ppl_bandit.display.figure_style import figure_tools, save_figure
-from ppl_bandit.display.html_pages import installed_versions
+from ppl_bandit.display.figure_style import figure_tools, installed_versions, save_figure
 from ppl_bandit.display.terminal import markdown_table
 
 _TURN = 20  # consecutive steps of one implementation

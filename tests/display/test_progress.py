@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from ppl_bandit.display import progress
+from ppl_bandit.display import terminal
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(None, [60, 30, 20, 0]), ((30.0, 10.0, 5.0, 5.0), [13, 8, 7, 0])])
 def test_the_time_left_counts_what_the_units_take(monkeypatch, capsys, seconds, expected):
     now = iter([0.0, 20.0, 30.0, 60.0, 70.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", {True: 0.0, False: 0.0})
-    advance = progress.progress_reporter("demo", 4, "models", seconds=seconds)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(terminal, "_SECONDS_BETWEEN_LINES", {True: 0.0, False: 0.0})
+    advance = terminal.progress_reporter("demo", 4, "models", seconds=seconds)
     for _ in range(4):
         advance(1)
     said = capsys.readouterr().err

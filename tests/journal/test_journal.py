@@ -21,15 +21,15 @@ from shared_models import FLOORED, bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
 from ppl_bandit.journal import outcome_events
-from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
 from ppl_bandit.journal.identity import fingerprint
 from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.repeats import choose_arms
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent
-from ppl_bandit.posterior.history import History, RowEdit
+from ppl_bandit.posterior.task import History, RowEdit
 
 ARMS = ["control", "low", "high"]
 

@@ -12,7 +12,7 @@ from shared_models import bernoulli_bandit
 
 from ppl_bandit import Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, new_event
-from ppl_bandit.journal.stores import calls
+from ppl_bandit.journal.stores import store as calls
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path.insert(0, str(Path(__file__).parent))

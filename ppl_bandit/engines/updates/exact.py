@@ -34,8 +34,8 @@ from ppl_bandit.engines.inner.density import (
 )
 from ppl_bandit.engines.inner.layout import REAL, Layout
 from ppl_bandit.engines.inner.reading import RowReadings, certify, read_rows
-from ppl_bandit.engines.laws.expectation import find_infinite_means
 from ppl_bandit.engines.laws.marginals import marginals_of
+from ppl_bandit.engines.laws.mixture import find_infinite_means
 from ppl_bandit.engines.proof.certificate import Evidence, Residual, is_affine
 from ppl_bandit.engines.proof.examination import examine, prove
 from ppl_bandit.engines.proof.linear_step import (

@@ -26,8 +26,7 @@ import numpy as np
 import orjson
 
 from ppl_bandit.journal.events import CHECKPOINT, DECIDED, ERASED, Event
-from ppl_bandit.journal.stores.calls import Request
-from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken, ReadingEvent
+from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTaken, ReadingEvent, Request
 
 VERSION_WITH_HEADS = 2
 VERSION_WITH_OPENINGS = 4

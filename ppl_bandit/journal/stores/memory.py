@@ -10,10 +10,9 @@ from typing import Any
 
 from ppl_bandit.journal.events import DECIDED, REWARDED, Event
 from ppl_bandit.journal.stores.appending import VERSION, AppendRequest, Beside, append_requests
-from ppl_bandit.journal.stores.calls import timed_lock
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
-from ppl_bandit.journal.stores.store import Conflict, Key
+from ppl_bandit.journal.stores.store import Conflict, Key, timed_lock
 
 _MAX_UNWRITTEN = 64
 _END = (

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.calls import call_within, seconds_left
 from ppl_bandit.journal.stores.staged import has_staging
-from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, call_within, seconds_left
 
 _MAX_CONNECTIONS = 4  # threads that append share one; the others read
 _SECONDS_TO_RECONNECT = 2.0  # after which the pool begins anew: its pauses double until then

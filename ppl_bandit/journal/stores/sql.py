@@ -45,7 +45,6 @@ from ppl_bandit.journal.stores.appending import (
     joined,
     rows_in,
 )
-from ppl_bandit.journal.stores.calls import CALL, STALE, GroupedCalls, call_within, timed_lock
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.staged import (
@@ -57,7 +56,17 @@ from ppl_bandit.journal.stores.staged import (
     seal_staged,
     stage_requests,
 )
-from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
+from ppl_bandit.journal.stores.store import (
+    CALL,
+    STALE,
+    DamagedEvent,
+    GroupedCalls,
+    JournalError,
+    Key,
+    ReadingEvent,
+    call_within,
+    timed_lock,
+)
 
 Backend = SqliteBackend | PostgresBackend
 

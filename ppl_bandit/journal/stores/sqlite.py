@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.calls import CALL, seconds_left, timed_lock
-from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.journal.stores.store import CALL, JournalError, JournalTimeout, seconds_left, timed_lock
 
 _APPLICATION = 0x50504C42  # "PPLB", in the file's header
 _MAX_CHECKED_BYTES = 1 << 22  # a file up to this size is checked completely when it is opened, which takes 5 ms

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import density_grid, figure_tools, kernel_density, reward_label, styles
-from ppl_bandit.display.html_pages import escaped
+from ppl_bandit.display.figure_style import density_grid, escaped, figure_tools, kernel_density, reward_label, styles
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.show.overview import ORDERS, Overview
 from ppl_bandit.types import DETAILS, Explanation, Selector

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs
+from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance

@@ -1,6 +1,15 @@
-"""Run a NumPyro program with some of its sites fixed, and compute log densities of its sites."""
+"""Run a NumPyro program with some of its sites fixed, and compute log densities of its sites.
+
+Laws whose density and mean hold where those of NumPyro overflow: truncated normal and Laplace laws far in a tail.
+
+NumPyro divides by a difference of distribution functions. Eight standard deviations out that difference rounds to 0, so the
+density is infinite and the mean is nan. Here the log of the difference is computed from the log of the distribution function.
+Mean and variance of a truncated normal law come from quadrature of the density relative to its largest value; a truncated
+Laplace law consists of two truncated exponential laws. The density of a Kumaraswamy law at 0 and 1 is its own.
+"""
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,14 +17,171 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import numpyro
+from jax.scipy.special import log_ndtr, xlogy
 from jaxtyping import Array, Bool, Float, Int
 from numpyro import handlers
-from numpyro.distributions import Independent, constraints
+from numpyro.distributions import Distribution, Independent, Kumaraswamy, Laplace, Normal, constraints
+from numpyro.distributions.truncated import (
+    LeftTruncatedDistribution,
+    RightTruncatedDistribution,
+    TwoSidedTruncatedDistribution,
+)
 
-from ppl_bandit.program.model.stable_laws import stable
 from ppl_bandit.runtime.numpyro_adapter import element_support, mask_of
 from ppl_bandit.types import Key
+
+_NUM_NODES = 64
+_SMALL_WIDTH = 1e-3  # of an interval, in units of the scale; then a series in the width
+_LOG_SMALL = 37.0  # exp(-37) is the resolution of float64
+
+
+def stable(fn: Any) -> Any:
+    """Return a distribution with a stable density and mean in place of a truncated one; others are returned as given."""
+    inner = getattr(fn, "base_dist", None)
+    own = _CLASSES.get((type(fn), type(inner)))
+    if own is not None:
+        fn = copy.copy(fn)
+        fn.__class__ = own
+        return fn
+    if isinstance(inner, Distribution):
+        better = stable(inner)
+        if better is not inner:
+            fn = copy.copy(fn)
+            fn.base_dist = better
+    return fn
+
+
+class _KumaraswamyAtEnds:
+    """The density at 0 and 1, where that of NumPyro is finite although it is 0 or infinite."""
+
+    concentration1: Any
+    concentration0: Any
+
+    def log_prob(self, value: Any) -> Array:
+        a, b = self.concentration1, self.concentration0
+        is_end = (value <= 0.0) | (value >= 1.0)
+        at_end = xlogy(a - 1.0, value) + xlogy(b - 1.0, 1.0 - value) + jnp.log(a) + jnp.log(b)
+        inside = super().log_prob(  # type: ignore[misc]
+            jnp.where(is_end, 0.5, value)
+        )
+        return jnp.where(is_end, jax.lax.stop_gradient(at_end), inside)
+
+
+class _Truncated:
+    """The formulas shared by the three kinds of truncation; in standard units the law is symmetric about 0, on (a, b)."""
+
+    base_dist: Any
+    batch_shape: tuple[int, ...]
+    low: Any = -np.inf
+    high: Any = np.inf
+
+    def log_prob(self, value: Any) -> Array:
+        return self.base_dist.log_prob(value) - _log_mass(*self._standard_bounds(), self._log_cdf)
+
+    @property
+    def mean(self) -> Array:
+        return self._moments()[0]
+
+    @property
+    def variance(self) -> Array:
+        return self._moments()[1]
+
+    def _standard_bounds(self) -> tuple[Array, Array]:
+        loc, scale = self.base_dist.loc, self.base_dist.scale
+        a, b = (
+            jnp.broadcast_to(jnp.asarray((end - loc) / scale, float), self.batch_shape) for end in (self.low, self.high)
+        )
+        return a, b
+
+    def _log_cdf(self, z: Array) -> Array:
+        raise NotImplementedError
+
+    def _moments(self) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+
+class _TruncatedNormal(_Truncated):
+    def _log_cdf(self, z: Array) -> Array:
+        return log_ndtr(z)
+
+    def _moments(self) -> tuple[Array, Array]:
+        """Return mean and variance, by quadrature from the end of the interval that is closer to the location.
+
+        Where that end is beyond the location, the density at a step t from it is proportional to exp(-t (2 end + t) / 2).
+        """
+        a, b = self._standard_bounds()
+        is_flipped = a + b < 0  # then the mirror image is used, whose mass is at its lower end
+        lower, upper = jnp.where(is_flipped, -b, a), jnp.where(is_flipped, -a, b)
+        far = float(np.sqrt(2.0 * _LOG_SMALL))
+        lower = jnp.maximum(lower, -far)  # there is no mass below
+        beyond = jnp.maximum(lower, 0.0)
+        reach = 2.0 * _LOG_SMALL / (jnp.sqrt(beyond**2 + 2.0 * _LOG_SMALL) + beyond) - jnp.minimum(lower, 0.0)
+        end = jnp.minimum(upper - lower, reach)
+        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
+        shape = (-1, *[1] * lower.ndim)
+        step = end * jnp.asarray(0.5 * (nodes + 1.0), lower.dtype).reshape(shape)
+        exponent = jnp.where(lower > 0, -step * (2.0 * beyond + step), -((lower + step) ** 2)) / 2.0
+        mass = jnp.exp(exponent) * jnp.asarray(weights, lower.dtype).reshape(shape)
+        mean_step = jnp.sum(mass * step, axis=0) / jnp.sum(mass, axis=0)
+        variance = jnp.sum(mass * (step - mean_step) ** 2, axis=0) / jnp.sum(mass, axis=0)
+        sign, (loc, scale) = jnp.where(is_flipped, -1.0, 1.0), (self.base_dist.loc, self.base_dist.scale)
+        bound = jnp.where(is_flipped, self.high, self.low)
+        # Far out, the bound keeps the digits that location + scale * lower would lose.
+        anchor = jnp.where(lower > 0, bound, loc + sign * scale * lower)
+        return anchor + sign * scale * mean_step, scale**2 * variance
+
+
+class _TruncatedLaplace(_Truncated):
+    def _log_cdf(self, z: Array) -> Array:
+        return jnp.where(z < 0, jnp.log(0.5) + z, jnp.log1p(-0.5 * jnp.exp(-jnp.abs(z))))
+
+    def _moments(self) -> tuple[Array, Array]:
+        """Return mean and variance from the parts on both sides of the location, each a truncated exponential law."""
+        a, b = self._standard_bounds()
+        means, variances, log_masses = [], [], []
+        for low, high in ((-jnp.minimum(b, 0.0), -jnp.minimum(a, 0.0)), (jnp.maximum(a, 0.0), jnp.maximum(b, 0.0))):
+            width = high - low
+            known = jnp.where(jnp.isfinite(width) & (width < 700.0), width, 700.0)  # exp(-700) is 0 beside 1
+            large = jnp.maximum(known, _SMALL_WIDTH)
+            is_small = known < _SMALL_WIDTH
+            means.append(low + jnp.where(is_small, known / 2.0 - known**2 / 12.0, 1.0 - large / jnp.expm1(large)))
+            half = large / 2.0
+            variances.append(jnp.where(is_small, known**2 / 12.0, 1.0 - (half / jnp.sinh(half)) ** 2))
+            log_masses.append(-low + jnp.log(-jnp.expm1(-known)))
+        total = jnp.logaddexp(*log_masses)
+        left, right = (jnp.exp(own - total) for own in log_masses)
+        # The nearer end of the interval keeps the digits that the location would lose.
+        mean = right * means[1] - left * means[0]
+        variance = left * variances[0] + right * variances[1] + left * right * (means[0] + means[1]) ** 2
+        loc, scale = self.base_dist.loc, self.base_dist.scale
+        beyond_low, beyond_high = a > 0, b < 0
+        anchor = jnp.where(beyond_low, self.low, jnp.where(beyond_high, self.high, loc))
+        step = jnp.where(beyond_low, means[1] - a, jnp.where(beyond_high, -(means[0] + b), mean))
+        return anchor + scale * step, scale**2 * variance
+
+
+def _log_mass(a: Array, b: Array, log_cdf: Callable[[Array], Array]) -> Array:
+    """Return the logarithm of the mass of a law that is symmetric about 0 between a and b."""
+    is_flipped = a + b > 0  # differences are taken in the lower tail
+    lower, upper = jnp.where(is_flipped, -b, a), jnp.where(is_flipped, -a, b)
+    top = log_cdf(upper)
+    is_bounded = jnp.isfinite(lower)
+    drop = log_cdf(jnp.where(is_bounded, lower, upper - 1.0)) - top
+    return top + jnp.where(is_bounded, jnp.log(-jnp.expm1(drop)), 0.0)
+
+
+def _class(law: type, base: type) -> type:
+    return type(base.__name__, (law, base), {"__module__": __name__})
+
+
+_CLASSES = {
+    (base, inner): _class(law, base)
+    for base in (LeftTruncatedDistribution, RightTruncatedDistribution, TwoSidedTruncatedDistribution)
+    for inner, law in ((Normal, _TruncatedNormal), (Laplace, _TruncatedLaplace))
+}
+_CLASSES[Kumaraswamy, type(None)] = _class(_KumaraswamyAtEnds, Kumaraswamy)
 
 Site = dict[str, Any]
 Trace = dict[str, Site]

@@ -12,7 +12,7 @@ import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
-from ppl_bandit.program.model.stable_laws import stable
+from ppl_bandit.program.model.tracing import stable
 from ppl_bandit.types import Interaction, InvalidProgram
 
 A = 2
