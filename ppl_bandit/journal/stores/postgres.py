@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.staged import has_staging
+from ppl_bandit.journal.stores.staged import OF_KEYS, has_staging
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, call_within, seconds_left
 
 _MAX_CONNECTIONS = 4  # threads that append share one; the others read
@@ -25,7 +25,9 @@ _SECONDS_TO_RECONNECT = 2.0  # after which the pool begins anew: its pauses doub
 _TURN_TIMEOUT = (
     1.0  # seconds to wait for the turn to learn, which only avoids conflicts: 2.4 times as fast in four processes
 )
+_MAX_IDLE = 1.0  # seconds that a process which is stopped keeps the lock of the keys; it tries again when it goes on
 _GRACE = 1.0  # seconds that the server gets to end a statement itself, before the connection is closed
+_MAYBE = "this call may or may not have been recorded: call again with the same decision and reward; it counts once"
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
 
@@ -81,13 +83,10 @@ class PostgresBackend:
                 raise JournalError(f"{self.label}: the journal was closed: open it again") from None
             except self._psycopg.Error as error:
                 if connection is not None and not connection.closed:
-                    raise self._refusal(error) from None
+                    raise self._refusal(error, is_again) from None
                 is_again = is_again or connection is not None
                 if seconds_left() <= 0.001:
-                    raise JournalTimeout(
-                        f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
-                        "recorded: call again with the same decision and reward; it counts once"
-                    ) from None
+                    raise JournalTimeout(f"{self.label} cannot be reached: {self._scrubbed(error)}; {_MAYBE}") from None
 
     blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
 
@@ -173,6 +172,8 @@ class PostgresBackend:
         if not locks:
             return work(execute, is_again)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
+        if any(name.endswith(OF_KEYS) for name in locks):
+            begin.append(f"SET LOCAL idle_in_transaction_session_timeout TO {int(1000 * min(_MAX_IDLE, self.timeout))}")
         for name in locks:
             begin.append(f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
@@ -245,9 +246,15 @@ class PostgresBackend:
             raise JournalError(f"there is no journal in {self.label}: give the URL that the bandit was given")
         return found
 
-    def _refusal(self, error: Exception) -> JournalError:
-        """Return what the server's refusal of a statement means; its transaction is rolled back."""
+    def _refusal(self, error: Exception, is_again: bool = False) -> JournalError:
+        """Return what the server's refusal of a statement means; its transaction is rolled back.
+
+        Args:
+            is_again: whether an earlier attempt may have been committed.
+        """
         text = self._scrubbed(error)
+        if is_again:
+            return JournalTimeout(f"{self.label}: {text}; {_MAYBE}")
         if not isinstance(error, self._psycopg.errors.QueryCanceled | self._psycopg.errors.LockNotAvailable):
             return JournalError(f"{self.label}: {text}; nothing was recorded")
         return JournalTimeout(
