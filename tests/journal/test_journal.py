@@ -493,6 +493,25 @@ def test_rewards_of_threads_that_wait_are_recorded_together_and_a_wrong_one_is_r
     assert counts(bandit) == counts(make(parts, journal=tmp_path / "j.db"))
 
 
+def test_a_reward_that_is_refused_at_first_and_then_recorded_is_no_error(parts, tmp_path, monkeypatch):
+    """Another process records the decision, and a reward, before the group of both rewards is recorded."""
+    bandit, other = make(parts, journal=tmp_path / "j.db"), make(parts, journal=tmp_path / "j.db")
+    own, theirs, later = bandit.select(), other.select(), "f" * 32
+    store = bandit._journal.store
+    append = store.append
+
+    def after_another(name, events, **options):
+        monkeypatch.undo()
+        (event,) = store.newest_decisions(name, 1)
+        append(name, [event._replace(decision=later, batch=new_id(), number=event.number + 1)])
+        other.update(theirs, 0)
+        return append(name, events, **options)
+
+    monkeypatch.setattr(store, "append", after_another)
+    rows = [{"decision": id, "reward": 1, "request_id": id} for id in (own.id, later)]
+    assert bandit.update_each(rows) == [True, True] and bandit.num_rewards == 3
+
+
 def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypatch):
     bandit, plain = make(parts), make(parts)
     decision, same = bandit.select(), plain.select()
