@@ -348,9 +348,9 @@ class Experiment:
             if self.projection.position <= position:
                 self.set_posterior()
 
-    def restore(self, projection: Projection, next_number: int) -> None:
+    def restore(self, projection: Projection, next_number: int, settled_until: int = 0) -> None:
         """Continue from the contents of a checkpoint or of a saved file."""
-        self.projection, self._next_number = projection, next_number
+        self.projection, self._next_number, self.settled_until = projection, next_number, settled_until
         self.checkpoint_position = projection.position
 
     def fold(self, batch: Sequence[Event], *, is_learning: bool = True) -> None:

@@ -117,14 +117,20 @@ class Expiry(NamedTuple):
     """All pending decisions made until a time: discarded, or rewarded with given values.
 
     Outcomes and late entries that were reported before are kept.
+
+    Attributes:
+        reward: to record for them; None discards them.
+        after: a position up to which no decision is pending.
     """
 
     until: float
     reward: Reported | None
+    after: int = 0
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record."""
-        reward, pending = self.reward, [str(event.decision) for event in store.pending(name, self.until)]
+        reward = self.reward
+        pending = [str(event.decision) for event in store.pending(name, self.until, self.after)]
         records, batch = _records(store, name, pending), new_ids(1)[0]
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]

@@ -267,9 +267,9 @@ class SqlStore:
         given = experiment, after, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", given))
 
-    def num_pending(self, experiment: str, until: float | None = None) -> int:
-        """Return the number of decisions made until a time whose reward is pending."""
-        given = experiment, 0, 1e300 if until is None else until
+    def num_pending(self, experiment: str, until: float | None = None, after: int = 0) -> int:
+        """Return the number of decisions made until a time, and beyond a position, whose reward is pending."""
+        given = experiment, after, 1e300 if until is None else until
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
