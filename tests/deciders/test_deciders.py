@@ -272,11 +272,11 @@ def change_next_transaction(monkeypatch, backend, end):
     """Let something happen at the end of the first attempt of a backend's next transaction with locks."""
     run_once = backend._run_once
 
-    def changed(connection, work, locks, is_again):
+    def changed(connection, work, locks):
         if not locks:
-            return run_once(connection, work, locks, is_again)
+            return run_once(connection, work, locks)
         monkeypatch.setattr(backend, "_run_once", run_once)
-        return end(connection, lambda work: run_once(connection, work, locks, is_again), work)
+        return end(connection, lambda work: run_once(connection, work, locks), work)
 
     monkeypatch.setattr(backend, "_run_once", changed)
 
@@ -327,7 +327,7 @@ def test_a_refusal_after_a_lost_answer_does_not_use_the_same_random_numbers_agai
                 change_next_transaction(monkeypatch, decider._backend, lambda connection, run, work: run(refuse))
                 commit_and_break(connection, run, work)
 
-            def refuse(execute, is_again):
+            def refuse(execute):
                 execute("SELECT 1 / 0")
 
             change_next_transaction(monkeypatch, decider._backend, then_refused)
@@ -346,8 +346,8 @@ def test_a_decider_that_is_stopped_within_a_transaction_holds_the_others_up_for_
             earlier, holds, goes_on, made = other.select(), threading.Event(), threading.Event(), []
 
             def stop(connection, run, work):
-                def stopped_work(execute, is_again):
-                    found = work(execute, is_again)
+                def stopped_work(execute):
+                    found = work(execute)
                     holds.set()
                     goes_on.wait(40.0)
                     return found

@@ -56,14 +56,10 @@ def keys_lock(experiment: str) -> str:
 
 
 def stage_requests(
-    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest]
 ) -> list[list[Event] | Exception]:
-    """Record the decisions of some calls, and return, for each call, its events, or the reason why they were refused.
-
-    Args:
-        is_again: whether an earlier attempt may have been committed; its rows may be sealed by now.
-    """
-    recorded = _recorded(execute, experiment, [request for request in requests if is_again or request.is_tried])
+    """Record the decisions of some calls, and return, for each call, its events, or the reason why they were refused."""
+    recorded = _recorded(execute, experiment, [request for request in requests if request.is_tried])
     values = find_keys(execute, experiment, requests)
     results: list[list[Event] | Exception] = []
     keys: dict[str, Key] = {}
@@ -141,7 +137,7 @@ def seal_staged(execute: Execute, experiment: str) -> tuple[int, bool]:
     sealed = _sealed(execute, experiment, calls)
     events = [event for call in calls if call[0].decision not in sealed for event in call]
     if events:
-        (result,) = append_requests(execute, experiment, [AppendRequest(experiment, events)], False)
+        (result,) = append_requests(execute, experiment, [AppendRequest(experiment, events)])
         if isinstance(result, Exception):
             raise result
     statement = "DELETE FROM ppl_bandit_staged WHERE experiment = ? AND batch = ?"
