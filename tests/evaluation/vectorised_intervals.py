@@ -24,9 +24,9 @@ def arm_parts(arm, arms, rewards, propensities, level):
     counted = weight * allocation
     mean = (counted * reward).sum(axis=1) / counted.sum(axis=1)
     second, third, fourth = ((((counted * (reward - mean[:, None])) ** k).sum(axis=1)) for k in (2, 3, 4))
-    further = max(1, ndtri(0.5 + 0.5 * level) / ndtri(0.975))
+    unit = needed_events(level) / (20 * max(1, ndtri(0.5 + 0.5 * level) / ndtri(0.975)) ** 3)
     with np.errstate(divide="ignore", invalid="ignore"):
-        events = np.where(second > 0, np.minimum(second**3 / third**2, 3 * further**2 * second**2 / fourth), 0.0)
+        events = np.where(second > 0, np.minimum(second**3 / third**2, 3 * unit * second**2 / fourth), 0.0)
     size = weight.sum(axis=1) ** 2 / (weight**2).sum(axis=1)
     deviation = np.abs(weight.mean(axis=1) - 1) > MAX_WEIGHT_DEVIATION * weight.std(axis=1) / np.sqrt(weight.shape[1])
     return residual, estimate, events, (size < MIN_EFFECTIVE_SAMPLE_SIZE) | deviation
