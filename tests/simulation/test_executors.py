@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import types
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -27,7 +29,9 @@ from ppl_bandit import (
     sweep_priors,
     tune,
 )
+from ppl_bandit.paper import runs as paper
 from ppl_bandit.simulation import executors
+import ppl_bandit.trials.operating_characteristics as oc
 
 DESIGN = Design([20, 40], selector=selectors.thompson(), allocation="looks", stopping=[stopping.superiority(0.9)])
 SCENARIOS = {"null": 0.5, "gap": [0.4, 0.6]}
@@ -40,9 +44,9 @@ def simulated(executor=None, **settings):
     return simulate(0, bernoulli_model(2), bernoulli_engine(2), select, world, executor=executor, **settings)
 
 
-def trials(executor=None, num_trials=600):
-    model, engine = bernoulli_model(2), bernoulli_engine(2)
-    return operating_characteristics(model, DESIGN, SCENARIOS, num_trials=num_trials, engine=engine, executor=executor)
+def trials(executor=None, **settings):
+    settings = {"num_trials": 600, "engine": bernoulli_engine(2), "executor": executor} | settings
+    return operating_characteristics(bernoulli_model(2), DESIGN, SCENARIOS, **settings)
 
 
 def tuned(executor=None, **settings):
@@ -90,10 +94,54 @@ def test_an_executor_gives_the_numbers_of_this_process_and_workers_compile_each_
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_changes_nothing_and_is_replaced(here):
+def test_a_worker_that_is_killed_half_way_changes_nothing_and_is_replaced(here, monkeypatch):
+    killed = []
+
+    def kill_first(num):  # after the first chunk, while the others run
+        if not killed:
+            killed.append(next(iter(pool._processes)))
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(oc, "progress_reporter", lambda *arguments: kill_first)
     with spawned(2) as pool:
-        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)
-        xarray.testing.assert_identical(trials(pool).dataset, here[1])
+        xarray.testing.assert_identical(trials(pool, progress=True).dataset, here[1])
+    assert killed
+
+
+@pytest.mark.slow
+def test_calibrate_tune_and_the_papers_grids_give_the_same_numbers_with_an_executor(monkeypatch):
+    monkeypatch.setattr(paper, "_GRID_STEPS", 20)
+    settings = {"num_trials": 600, "engine": bernoulli_engine(2)}
+    alone = calibrate(bernoulli_model(2), DESIGN, 0.5, **settings), tuned(), paper.bernoulli_grid(2, 2, 5, precision="float64")
+    executor = Recorded()
+    there = (
+        calibrate(bernoulli_model(2), DESIGN, 0.5, executor=executor, **settings),
+        tuned(executor),
+        paper.bernoulli_grid(2, 2, 5, precision="float64", executor=executor),
+    )
+    assert there[0].calibration == alone[0].calibration and there[1].standings == alone[1].standings
+    for found, expected in zip(jax.tree.leaves(there[2]), jax.tree.leaves(alone[2]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+MESH = """
+import sys, jax
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]  # the second holds shared_models
+from test_executors import trials
+mesh = jax.make_mesh((len(jax.devices()),), ("trial",))
+trials(mesh=mesh).dataset.to_netcdf(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_trials_spread_over_four_devices_are_the_same(here, tmp_path):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", MESH, os.path.dirname(__file__), str(tmp_path / "trials.nc")]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    with xarray.open_dataset(tmp_path / "trials.nc") as found:
+        for name, expected in here[1].data_vars.items():  # chunks have another size there, which changes the last digit
+            np.testing.assert_allclose(found[name], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
