@@ -24,7 +24,7 @@ from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, 
 from ppl_bandit.inputs.numbers import Arms, as_seconds, check_count, check_text
 from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
-from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.events import REWARDED, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment, record_identity
@@ -460,10 +460,12 @@ class Bandit(ReadableBandit):
         until, default = now - window, self._windows.default
         experiment = self._experiment
         place = experiment.name, until, experiment.settled_until
-        if not experiment.store.pending(*place):
-            experiment.settled_until = experiment.store.first_after(*place) - 1
+        end = experiment.store.first_after(*place)
+        if not experiment.store.num_pending(*place):
+            experiment.settled_until = end - 1
             return 0
-        return len(self._learn(Expiry(until, None if default is None else Reported(default)))[0])
+        reward = None if default is None else Reported(default)
+        return len(self._learn(Expiry(until, reward, experiment.settled_until))[0])
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.
@@ -489,6 +491,7 @@ class Bandit(ReadableBandit):
         projection = self._catch_up()
         added, names, retired = arms_with(projection, self._program, name)
         self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
+        self._checkpoint(1)  # to open is not to refit again
         return added
 
     def retire_arm(self, arm: Any) -> None:
@@ -622,8 +625,9 @@ class Bandit(ReadableBandit):
         experiment, request = self._experiment, LearnRequest(report, repeat)
         with call_within(experiment.store.timeout):
             recorded, info, notes = experiment.learn(request)
-        if experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
-            self._checkpoint(_EVENTS_PER_CHECKPOINT)
+        is_refit = any(event.body.get("of") is not None and event.kind != REWARDED for event in recorded)
+        if is_refit or experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
+            self._checkpoint(1 if is_refit else _EVENTS_PER_CHECKPOINT)  # to open is not to refit again
         for note in notes:
             warnings.warn(note, stacklevel=3)
         return recorded, info
