@@ -166,7 +166,9 @@ def run_on_workers(
                     if not old.done() or old.exception() is not None:
                         waiting[place] = begin, submit(begin)
                 continue
-            except Exception as error:  # Dask cancels what its scheduler can no longer run, and gives up after some deaths
+            except (
+                Exception
+            ) as error:  # Dask cancels what its scheduler can no longer run, and gives up after some deaths
                 is_of_executor = type(error).__module__.partition(".")[0] == "distributed"
                 if not is_of_executor and not isinstance(error, CancelledError | OSError):
                     raise

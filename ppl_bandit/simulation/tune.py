@@ -120,7 +120,9 @@ def simulate_candidates(
     except (KeyboardInterrupt, ExecutorLost) as error:
         if not found:
             raise
-        sys.stderr.write(f"\n{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared\n")
+        sys.stderr.write(
+            f"\n{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared\n"
+        )
     return found
 
 
@@ -209,7 +211,7 @@ def tune(
     If the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior instead of
     its truth (`ppl_bandit.simulation.tune`): the same law, and at most a tenth of the worlds for the same errors.
 
-    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are compared, and `is_complete` is False.
+    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are compared: see `is_complete`.
 
     Args:
         horizon: decisions in the experiment.

@@ -277,7 +277,8 @@ def adjusted_estimates(
     """Return the mean outcome of every arm after a trial, and the median unbiased estimate beside it.
 
     The design is simulated at the estimates, which then move by the difference of the observed and the median simulated mean,
-    until these agree, and a warning says if they do not. The adjusted estimate has a sampling error as large as that of the mean: report an interval beside it.
+    until these agree; a warning says if they do not. The adjusted estimate has a sampling error as large as that of the mean:
+    report an interval beside it.
 
     Args:
         model: a program with one latent per arm and no others.

@@ -16,6 +16,7 @@ import pytest
 import xarray
 from shared_models import bernoulli_engine, bernoulli_model, prior_engine
 
+import ppl_bandit.trials.operating_characteristics as oc
 from ppl_bandit import (
     Design,
     Environment,
@@ -31,7 +32,6 @@ from ppl_bandit import (
 )
 from ppl_bandit.paper import runs as paper
 from ppl_bandit.simulation import executors
-import ppl_bandit.trials.operating_characteristics as oc
 
 DESIGN = Design([20, 40], selector=selectors.thompson(), allocation="looks", stopping=[stopping.superiority(0.9)])
 SCENARIOS = {"null": 0.5, "gap": [0.4, 0.6]}
@@ -112,7 +112,11 @@ def test_a_worker_that_is_killed_half_way_changes_nothing_and_is_replaced(here, 
 def test_calibrate_tune_and_the_papers_grids_give_the_same_numbers_with_an_executor(monkeypatch):
     monkeypatch.setattr(paper, "_GRID_STEPS", 20)
     settings = {"num_trials": 600, "engine": bernoulli_engine(2)}
-    alone = calibrate(bernoulli_model(2), DESIGN, 0.5, **settings), tuned(), paper.bernoulli_grid(2, 2, 5, precision="float64")
+    alone = (
+        calibrate(bernoulli_model(2), DESIGN, 0.5, **settings),
+        tuned(),
+        paper.bernoulli_grid(2, 2, 5, precision="float64"),
+    )
     executor = Recorded()
     there = (
         calibrate(bernoulli_model(2), DESIGN, 0.5, executor=executor, **settings),

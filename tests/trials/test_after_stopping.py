@@ -40,7 +40,9 @@ def test_where_few_means_are_possible_the_search_ends_where_the_median_jumps(rec
     design, settings = Design([20], stopping=stopping.superiority(0.95)), {"engine": bernoulli_engine(2)}
     found = adjusted_estimates(bernoulli_model(2), design, [0.45, 0.52], num_trials=400, **settings)
     around = [found.adjusted.values + move * np.array([0.0, 0.01]) for move in (-1, 1)]  # of the second arm
-    table = operating_characteristics(bernoulli_model(2), design, dict(zip("ab", around)), num_trials=400, **settings)
+    table = operating_characteristics(
+        bernoulli_model(2), design, {"low": around[0], "high": around[1]}, num_trials=400, **settings
+    )
     means = np.nanmedian((table.dataset.sums / table.dataset.outcomes)[..., 1], axis=1)
     assert means[0] < 0.52 < means[1] and not recwarn.list
 
