@@ -8,6 +8,7 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.experiments_file import open_bandit, open_decider, open_sealer, read_config
 from ppl_bandit.deciders.decider import Decider
+from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.live.bandit import Bandit
 
@@ -34,19 +35,16 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     values = {
         name: _flag_values(own["values"], bandits[name].arms) for name, own in configured.items() if "values" in own
     }
-    app = create_app(bandits, keys=keys, flag_values=values, closes=True)
+    served: dict[str, Bandit | Sealer | Decider] = dict(bandits)
+    if arguments.role == "learner":
+        served = {name: open_sealer(bandit, configured[name]) for name, bandit in bandits.items()}
+    app = create_app(served, keys=keys, flag_values=values, closes=True)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    sealers = (
-        [open_sealer(bandits[name], own) for name, own in configured.items()] if arguments.role == "learner" else []
-    )
     progress(f"http://{host}:{arguments.port} has the dashboard; /docs lists the endpoints")
     try:
         serve(app, arguments.host, arguments.port, proxies=arguments.proxies)
     except KeyboardInterrupt:
         pass
-    finally:
-        for sealer in sealers:
-            sealer.close()
     return {"experiments": list(bandits)}, 0
 
 
