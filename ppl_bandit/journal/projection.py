@@ -181,7 +181,7 @@ def with_changes(projection: Projection, events: Sequence[Event], *, is_learning
             projection = learning_in_part(projection)
             if is_learning:
                 projection = projection._replace(learner=refit(projection, projection.history)[0])
-        piece = _rows_of_event(task.model, event)
+        piece = rows_of_event(task.model, event)
         arms = [0] if piece is None else piece.arms.tolist()
         if min(arms) < 0 or max(arms) >= task.model.num_arms:
             raise ValueError(f"its arms are not all between 0 and {task.model.num_arms - 1}")
@@ -215,7 +215,8 @@ def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any
     return jax.tree.unflatten(structure, arrays)
 
 
-def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
+def rows_of_event(model: RewardModel, event: Event) -> Rows | None:
+    """Return the rows that an event brings to the posterior; None if there are none."""
     body = event.body
     if event.kind == IMPORTED:
         rewards = {name: np.asarray(values, np.float64) for name, values in body["rewards"].items()}
