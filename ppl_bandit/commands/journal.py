@@ -242,9 +242,9 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         since = None if row["since"] != row["since"] else row["since"].isoformat()
         rows.append(row | {"since": since, "arm": None if row["arm"] is None else str(row["arm"])})
         whose = "" if row["arm"] is None else f" of {row['arm']}"
-        figure = f", {row['figure']:.3g} against {row['threshold']:.3g} (level {row['level']:.2g})"
-        shown = figure if math.isfinite(row["figure"]) else ""
-        show(f"{row['alarm']}{whose} since {since or 'an unknown time'}{shown}: {row['what_to_do']}")
+        level = f" (level {row['level']:.2g})" if math.isfinite(row["level"]) else ""
+        figure = f"{row['figure']:.3g} against {row['threshold']:.3g}{level}"
+        show(f"{row['alarm']}{whose} since {since}, {figure}: {row['what_to_do']}")
     show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
     return rows, 0
 

@@ -1,5 +1,6 @@
 """Units, requests that are repeated, shown arms, windows and erasure."""
 
+import hashlib
 import sqlite3
 import threading
 from datetime import timedelta
@@ -13,6 +14,7 @@ from shared_models import THOMPSON, bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.types import Interaction
 
 
 def linear(arm, context):
@@ -277,7 +279,12 @@ def test_rewards_of_one_call_are_learnt_in_one_update(place):
     assert record["reward"] == {"reward": again["reward"]}
 
 
-SECRETS = (b"somebody@example.org", b"0.8080808080808")
+SECRETS = (
+    b"somebody@example.org",
+    hashlib.sha256(b"somebody@example.org").hexdigest().encode(),
+    b"0.8080808080808",
+    np.float64(0.8080808080808).tobytes(),
+)
 
 
 def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp_path):
@@ -296,12 +303,14 @@ def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp
     assert bandit.history().shape[0] == 7
     waiting = bandit.select(secret, unit=SECRETS[0].decode(), allowed=[1 - mine.arm])
     bandit._checkpoint(0)
+    stale = opened()
     before, head = bandit.posterior_parameters(), bandit._journal.head()
     assert bandit.erase(SECRETS[0].decode()) == 2 and bandit.erase("nobody") == 0
     for file in tmp_path.iterdir():
         assert not any(one in file.read_bytes() for one in SECRETS), file
     bandit._journal.verify(head=head)
     bandit._journal.verify()
+    stale.close()  # it has not read that the unit was erased
     for one in (bandit, opened()):
         after = one.posterior_parameters()
         for name, values in before["weights"].items():
@@ -315,6 +324,36 @@ def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp
     bandit.close()
     with Journal(path) as journal:
         assert "somebody" not in str([event for event in journal.events() if event.kind != "decided"])
+
+
+@pytest.mark.parametrize("make", [engines.laplace, engines.conjugate], ids=["stores rows", "refused a row"])
+def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear_parts, tmp_path, make):
+    """Whose engine stores rows, or was chosen for one that an exact engine refused."""
+    model, engine = linear_parts
+    is_exact = make is engines.conjugate
+    bandits = [
+        Bandit(model, engine=engine if is_exact else make, num_samples=100, selector=THOMPSON, journal=tmp_path / "j.db")
+        for _ in range(2)
+    ]
+    mine = bandits[0].select({"x": np.array([0.8080808080808, -1.0])}, unit=SECRETS[0].decode())
+    bandits[0].update(mine, 0.7)
+    bandits[0].update(bandits[0].select({"x": np.array([1.0, 2.0])}), 0.3)
+    for bandit in bandits:
+        bandit._catch_up()
+        if is_exact:  # as a fallback keeps them
+            own = bandit._experiment
+            row = Interaction(np.array([mine.arm]), {"reward": np.array([0.7])}, {"x": mine.context["x"][None]})
+            own.projection = own.projection._replace(learner=own.projection.learner._replace(examples=row))
+    assert bandits[0].erase(SECRETS[0].decode()) == 1
+    for bandit in reversed(bandits):
+        bandit._checkpoint(0)
+        assert bandit._catch_up().learner.examples is None
+    for bandit in bandits:
+        bandit.close()
+    for file in tmp_path.iterdir():
+        assert not any(one in file.read_bytes() for one in SECRETS), file
+    with Journal(tmp_path / "j.db") as journal:
+        journal.verify()
 
 
 def test_an_edited_personal_part_is_noticed(tmp_path):

@@ -205,16 +205,23 @@ class SqlStore:
         events = self._select(experiment, f"position IN ({own}) ORDER BY position", experiment, owner)
         return [event for event in events if ERASED not in event.body]
 
-    def erasure(self, experiment: str, owner: str, checkpoint: bytes) -> Beside:
-        """Return what blanks the personal parts of a unit, given its key, beside events that say so.
+    def erasure(self, experiment: str, owner: str, events: Sequence[Event], checkpoint: bytes) -> Beside:
+        """Return what blanks the personal parts of a unit's events, beside events that say so.
 
-        The last of these events announces a checkpoint, which replaces all others. `scrub` has to follow.
+        A decision that is made for the unit meanwhile is that of a new unit, and keeps its key. The last of the events that
+        say so announces a checkpoint, which replaces all others. `scrub` has to follow.
+
+        Args:
+            owner: the key of the unit.
+            events: all of it, see `owned`.
         """
 
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
+            ids = {"", *(str(event.decision) for event in events)}  # the keys of updates stand for no decision
+            of_unit = "DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ? AND value = ?"
             return [
-                (self._backend.blank_statement, [(experiment, owner)]),
-                ("DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ?", [(experiment, owner)]),
+                (self._backend.blank_statement, [(experiment, event.position) for event in events]),
+                (of_unit, [(experiment, owner, id) for id in ids]),
                 ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
                 (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
             ]
@@ -223,8 +230,7 @@ class SqlStore:
 
     def scrub(self) -> None:
         """Remove what the database keeps of contents that were blanked."""
-        with call_within(self.timeout):
-            self._backend.scrub()
+        self._backend.scrub()
 
     def last_position(self, experiment: str) -> int:
         """Return the position of the last event; 0 for an experiment that does not exist."""
@@ -317,16 +323,23 @@ class SqlStore:
             yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
 
     def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> None:
-        """Store a checkpoint with the event that announces it; the one before it stays, older ones go."""
+        """Store a checkpoint with the event that announces it; the one before it stays, older ones go.
+
+        If a unit was erased that its posterior does not know of, only the event is recorded.
+        """
         older = (
             "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position < "
             "(SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?)"
+        )
+        unless_erased = (
+            "INSERT INTO ppl_bandit_checkpoints SELECT ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM ppl_bandit_events WHERE "
+            "experiment = ? AND position > ? AND kind <> 'decided' AND kind = 'forgotten')"
         )
 
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
             return [
                 (older, [(experiment, experiment)]),
-                (_NEW_CHECKPOINT, [(experiment, recorded[0].position, contents)]),
+                (unless_erased, [(experiment, recorded[0].position, contents, experiment, event.body["position"])]),
             ]
 
         self.append(experiment, [event], beside=beside)
