@@ -356,6 +356,24 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
         journal.verify()
 
 
+def test_a_decision_that_is_made_while_its_unit_is_erased_is_that_of_a_new_unit(tmp_path, monkeypatch):
+    erasing, other = (bernoulli_bandit(journal=tmp_path / "j.db") for _ in range(2))
+    first = erasing.select(unit="u", request_id="r")
+    store, made = erasing._experiment.store, []
+    owned = store.owned
+
+    def owned_before(*arguments):
+        found = owned(*arguments)
+        made.append(other.select(unit="u", allowed=[arm for arm in other.arms if arm != first.arm]))
+        return found
+
+    monkeypatch.setattr(store, "owned", owned_before)
+    assert erasing.erase("u") == 1
+    monkeypatch.undo()
+    assert same(other.select(unit="u"), made[0]) and other.select(request_id="r").id not in (first.id, made[0].id)
+    assert erasing.erase("u") == 1
+
+
 def test_an_edited_personal_part_is_noticed(tmp_path):
     with bernoulli_bandit(journal=tmp_path / "j.db") as bandit:
         bandit.select(unit="one")
