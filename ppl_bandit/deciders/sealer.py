@@ -133,7 +133,7 @@ class SnapshotExperiment(Experiment):
         with self.fold_lock:
             if checkpoint is None or checkpoint[0].position <= self.projection.position:
                 return False
-            snapshot, next_number = checkpoint
+            snapshot, next_number, _ = checkpoint
             self.restore(snapshot, max(self.num_decisions, next_number))
         return True
 

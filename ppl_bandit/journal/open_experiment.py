@@ -175,7 +175,7 @@ def _continue(
         store.check(name)
         experiment.resume(header.last_refit)
         return experiment
-    stored, next_number = checkpoint
+    stored, next_number, experiment.settled_until = checkpoint
     store.check(name, since=(stored.position, stored.digest))
     experiment.restore(stored._replace(digest=""), next_number)  # only deciders name the snapshot they decide from
     experiment.catch_up()

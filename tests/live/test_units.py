@@ -239,6 +239,46 @@ def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correctio
             bernoulli_bandit(**place)
 
 
+@pytest.mark.parametrize("default", [None, 0])
+def test_a_reward_after_the_window_is_late_whether_or_not_its_decision_has_expired_yet(place, monkeypatch, default):
+    bandit = bernoulli_bandit(reward_window=60, default_reward=default, **place)
+    late, waiting = bandit.select(), bandit.select()
+    now = __import__("time").time()
+    monkeypatch.setattr("time.time", lambda: now + 61)
+    bandit.update(late.id, 1)  # it reads no decisions: nothing has expired
+    assert bandit.report().num_late == 1 == bandit.logged_decisions().num_late
+    bandit.update(late.id, 1)
+    bandit.update(waiting, 1)
+    assert bandit.report().num_late == 2 and bandit.history().reward.tolist() == [1, 1]
+    assert place == {} or bernoulli_bandit(reward_window=60, default_reward=default, **place).report().num_late == 2
+
+
+def test_a_sweep_reads_the_decisions_that_became_overdue_alone(tmp_path, monkeypatch):
+    """A row that is visited adds at least one step of SQLite."""
+    options = dict(journal=tmp_path / "j.db", reward_window=3600, default_reward=0)
+    bandit = bernoulli_bandit(**options)
+    now = [__import__("time").time()]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    def steps_of_select(of):
+        now[0] += 60
+        return steps_of(of, of.select)[1]
+
+    short = [steps_of_select(bandit) for _ in range(3)][-1]
+    for _ in range(3):
+        made = bandit.select_many(num_decisions=2000)
+        bandit.update_many(decisions=made[:1990], rewards=np.zeros(1990))
+    assert steps_of_select(bandit) < short + 100  # nothing is overdue
+    now[0] += 3600
+    bandit.select()  # all are
+    assert bandit.pending().shape[0] <= 4 and bandit.num_rewards == 3 * 2000 + 4
+    assert steps_of_select(bandit) < short + 500
+    bandit.close()
+    again = bernoulli_bandit(**options)
+    assert again._experiment.settled_until > 6000
+    assert steps_of_select(again) < short + 500
+
+
 def test_each_reward_of_many_is_refused_alone(place):
     bandit = bernoulli_bandit(**place)
     one, two = bandit.select(), bandit.select()

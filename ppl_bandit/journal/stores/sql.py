@@ -73,11 +73,12 @@ Backend = SqliteBackend | PostgresBackend
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _NUM_OPENINGS = "SELECT num FROM ppl_bandit_openings WHERE experiment = ?"
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
+_NO_LIMIT = 1 << 62  # beyond every position
 _PAGE = 10_000  # rows read at once to check the chain
 
 _PENDING = (
-    "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND made.time <= ? "
-    "AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
+    "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND "
+    "made.position < ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
     "later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
 )
 
@@ -258,24 +259,30 @@ class SqlStore:
                 missing = [decision for decision in missing if decision not in found]  # sealed meanwhile
         return dict(found)
 
-    def first_after(self, experiment: str, until: float, after: int) -> int:
-        """Return the first position beyond another of a decision made after a time; the next position if there is none."""
-        statement = (
-            "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
-            "ORDER BY position LIMIT 1"
-        )
-        rows = self._query(statement, (experiment, after, until))
-        return rows[0][0] if rows else self.last_position(experiment) + 1
+    def first_after(self, experiment: str, until: float, after: int) -> tuple[int, float]:
+        """Return position and time of the first decision beyond a position that was made after a time.
 
-    def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
-        """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
+        If there is none: the next position, and infinity.
+        """
+        statement = (
+            "SELECT position, time FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
+            "AND time > ? ORDER BY position LIMIT 1"
+        )
+        last = self.last_position(experiment)  # read first: decisions may be recorded in the meantime
+        rows = self._query(statement, (experiment, after, until))
+        return rows[0] if rows else (last + 1, math.inf)
+
+    def pending(
+        self, experiment: str, until: float | None = None, after: int = 0, before: int | None = None
+    ) -> list[Event]:
+        """Return the decisions made until a time, and between two positions, whose reward is pending, oldest first."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
-        given = experiment, after, 1e300 if until is None else until
+        given = experiment, after, _NO_LIMIT if before is None else before, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", given))
 
     def num_pending(self, experiment: str, until: float | None = None) -> int:
         """Return the number of decisions made until a time whose reward is pending."""
-        given = experiment, 0, 1e300 if until is None else until
+        given = experiment, 0, _NO_LIMIT, 1e300 if until is None else until
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
@@ -317,7 +324,7 @@ class SqlStore:
             "made ON made.experiment = stored.experiment AND made.position = stored.position AND made.kind = 'checkpoint' "
             "WHERE stored.experiment = ? AND stored.position < ? ORDER BY stored.position DESC LIMIT 1"
         )
-        before = 1 << 62
+        before = _NO_LIMIT
         while rows := self._query(statement, (experiment, before)):
             before, contents, body = rows[0]
             yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
