@@ -130,6 +130,7 @@ def _compare(compare: argparse.ArgumentParser) -> None:
 
 def _report(report: argparse.ArgumentParser) -> None:
     _add_table(report)
+    report.set_defaults(propensity="none")  # a report needs none
     report.add_argument("--html", type=Path, metavar="FILE", help="write one page with a figure, to open in a browser")
     report.add_argument(
         "--save-model", type=Path, metavar="FILE.py", help="write the program that was used, to change it"
@@ -157,7 +158,11 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", metavar="COLUMN", help="which arm was played (found by names such as arm, variant)")
     _add_columns(parser)
     parser.add_argument(
-        "--context", type=_names, default=[], metavar="A,B", help="columns known before the play: numbers or groups"
+        "--context",
+        type=_names,
+        default=[],
+        metavar="A,B",
+        help="columns known before the play: numbers or groups; region:groups for numbers that are codes",
     )
     parser.add_argument("--kind", choices=("binary", "counts", "positive", "real"), help="of outcome (found)")
     parser.add_argument("--model", metavar="MODEL", help=f"a program of your own: {_MODEL}")
@@ -172,7 +177,7 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--propensity",
         metavar="COLUMN",
-        help='probability of the arm that was played, or "equal" if all arms had the same',
+        help='probability of the arm that was played; "equal" if all arms had the same; "none" to look for no column',
     )
 
 

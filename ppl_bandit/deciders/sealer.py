@@ -133,8 +133,8 @@ class SnapshotExperiment(Experiment):
         with self.fold_lock:
             if checkpoint is None or checkpoint[0].position <= self.projection.position:
                 return False
-            snapshot, next_number, _ = checkpoint
-            self.restore(snapshot, max(self.num_decisions, next_number))
+            snapshot, next_number, settled_until = checkpoint
+            self.restore(snapshot, max(self.num_decisions, next_number), settled_until)
         return True
 
     def decide(self, *arguments: Any, **options: Any) -> list[Event]:

@@ -106,7 +106,7 @@ def load_checkpoint(
 
     Returns:
         The state at the checkpoint, whose history is read from the stream if it is needed, the next decision's number, and the
-        position up to which no decision is overdue.
+        position up to which no decision was overdue.
     """
     for stored in announced_checkpoints(store, name):
         header, position = stored.header, stored.position

@@ -24,7 +24,7 @@ from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, 
 from ppl_bandit.inputs.numbers import Arms, as_seconds, check_count, check_text
 from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
-from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.events import REWARDED, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment, record_identity
@@ -454,7 +454,7 @@ class Bandit(ReadableBandit):
     def _expire_overdue(self) -> int:
         """Settle the decisions that are overdue by `reward_window`, and return their number.
 
-        It reads the decisions that became overdue since the last time, which is at least a second ago, or a tenth of the window.
+        It reads the decisions that became overdue since the last time, at least a second ago, or a tenth of the window.
         """
         window, now = self._windows.reward, time.time()
         if window is None or now < self._next_sweep:
@@ -493,6 +493,7 @@ class Bandit(ReadableBandit):
         projection = self._catch_up()
         added, names, retired = arms_with(projection, self._program, name)
         self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
+        self._checkpoint(1)  # to open is not to refit again
         return added
 
     def retire_arm(self, arm: Any) -> None:
@@ -626,8 +627,9 @@ class Bandit(ReadableBandit):
         experiment, request = self._experiment, LearnRequest(report, repeat)
         with call_within(experiment.store.timeout):
             recorded, info, notes = experiment.learn(request)
-        if experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
-            self._checkpoint(_EVENTS_PER_CHECKPOINT)
+        is_refit = any(event.body.get("of") is not None and event.kind != REWARDED for event in recorded)
+        if is_refit or experiment.projection.position >= experiment.checkpoint_position + _EVENTS_PER_CHECKPOINT:
+            self._checkpoint(1 if is_refit else _EVENTS_PER_CHECKPOINT)  # to open is not to refit again
         for note in notes:
             warnings.warn(note, stacklevel=3)
         return recorded, info

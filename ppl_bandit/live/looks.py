@@ -138,7 +138,7 @@ def take_look(experiment: Experiment, design: Design) -> LookVerdict:
     """
 
     def num_pending() -> int:
-        return len(experiment.store.pending(experiment.name, None))
+        return experiment.store.num_pending(experiment.name)
 
     before = experiment.projection.look
     projection = experiment.record_look(lambda latest: _look_body(latest, design, num_pending()))

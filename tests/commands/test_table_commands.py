@@ -92,6 +92,7 @@ def table(rewards, entries=None):
 
 
 RNG = np.random.default_rng(1)
+WILD, NARROW = RNG.negative_binomial(0.3, 0.23, 100), RNG.integers(4, 6, 100)  # about the mean of both as a variance
 
 
 @pytest.mark.parametrize(
@@ -99,10 +100,18 @@ RNG = np.random.default_rng(1)
     [
         ([0, 1, 1, 0], "binary", "every reward is 0 or 1"),
         ([1, 1, 1, 1], "binary", "every reward is 0 or 1"),
-        ([0, 12, 9, 0], "binary", "every reward is 0 or one amount of its arm"),
+        ([0, 12, 9, 0] * 5, "binary", "every reward is 0 or one amount of its arm"),
+        ([0, 0, 37.5, 12.1], "real", "50% of the rewards are 0"),  # one sale each: the amounts are not known
+        ([0, 0, 37.5, 0] * 5, "real", "75% of the rewards are 0"),  # what a sale of b would be is not known
+        ([0, 0, 5, 0, 0, 5] * 5, "binary", "every reward is 0 or one amount of its arm"),
         (RNG.poisson(3.0, 200), "counts", "the rewards are counts"),
         (10 * RNG.poisson(3.0, 200), "real", "vary more than Poisson counts"),
+        (RNG.integers(3, 6, 200), "real", "vary less than Poisson counts"),  # ratings
+        ([value for pair in zip(WILD, NARROW, strict=True) for value in pair], "real", "of their mean on arm"),
+        ([3, 4], "real", "no arm has enough rows"),
         (RNG.gamma(2.0, 5.0, 200), "positive", "every reward is positive"),
+        (RNG.lognormal(0.0, 1.7, 400), "real", "do not vary as Gamma outcomes of one shape do"),
+        (RNG.gamma([50.0, 0.5] * 100, 5.0), "real", "do not vary as Gamma outcomes of one shape do: arm"),
         (RNG.normal(size=200), "real", "real numbers"),
         (np.where(RNG.random(200) < 0.7, 0, RNG.gamma(2.0, 5.0, 200)), "real", "of the rewards are 0"),
     ],
@@ -111,6 +120,19 @@ def test_the_program_is_chosen_by_the_kind_of_outcome(rewards, program, why):
     found = choose_program(table(rewards))
     assert found.file.stem == program and why in found.words
     assert compile(found.source, "program.py", "exec")
+
+
+def test_an_amount_that_an_expression_gives_is_known_after_one_sale():
+    sold = table([0, 0, 9, 12])
+    assert choose_program(sold).file.stem == "real"
+    assert choose_program(sold._replace(has_fixed_amounts=True)).file.stem == "binary"
+    assert choose_program(sold, "binary").rewards.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_arm_without_rows_is_no_arithmetic_error():
+    lacking = table(RNG.poisson(3.0, 200))._replace(arms=["a", "b", "c"])
+    assert choose_program(lacking).file.stem == "counts"
 
 
 def test_a_context_is_standardised_in_the_text_of_the_program():

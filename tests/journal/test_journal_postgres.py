@@ -155,6 +155,33 @@ def test_a_server_process_that_is_stopped_is_an_error_in_time(server, left_by_ct
         journal.verify(name)
 
 
+def test_a_refusal_after_a_commit_whose_answer_was_lost_does_not_say_that_nothing_was_recorded(server, monkeypatch):
+    """As by a standby that takes over: the numbers of the decision are not used again."""
+    with bernoulli_bandit(journal=server.url, name="lost") as bandit:
+        bandit.select()
+        backend, attempts = bandit._journal.store._backend, []
+        run_once = type(backend)._run_once
+
+        def lose_the_answer(self, connection, work, locks):
+            if locks:
+                attempts.append(connection)
+            if len(attempts) == 2:
+                raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")
+            result = run_once(self, connection, work, locks)
+            if attempts:
+                connection.close()
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(backend), "_run_once", lose_the_answer)
+            with pytest.raises(JournalError, match="may or may not have been recorded: call again"):
+                bandit.select()
+        bandit.select()
+        made = [event for event in bandit._journal.events("lost") if event.kind == DECIDED]
+        assert [event.number for event in made] == [0, 1, 2]
+
+
 def test_a_journal_of_version_1_gains_heads_and_reading_creates_nothing(server):
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute("CREATE DATABASE other")
@@ -219,13 +246,18 @@ def test_units_requests_and_erasure_on_postgresql(server):
 
 def test_an_erasure_says_if_the_role_may_not_write_the_tables_anew(server):
     name = "of another owner"
-    with bernoulli_bandit(journal=server.url, name=name) as owner, psycopg.connect(server.url, autocommit=True) as admin:
+    with (
+        bernoulli_bandit(journal=server.url, name=name) as owner,
+        psycopg.connect(server.url, autocommit=True) as admin,
+    ):
         owner.select(unit="another@example.org")
         admin.execute("CREATE ROLE writer LOGIN PASSWORD 'word'")
         admin.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO writer")
         url = server.url.replace(f"tester:{postgres_server.PASSWORD}", "writer:word")
         with bernoulli_bandit(journal=url, name=name) as bandit:
-            with pytest.raises(JournalError, match="the unit is erased, but .* let the owner of the tables run VACUUM FULL"):
+            with pytest.raises(
+                JournalError, match="the unit is erased, but .* let the owner of the tables run VACUUM FULL"
+            ):
                 bandit.erase("another@example.org")
         assert owner.erase("another@example.org") == 0  # it is erased, and now the pages are written anew
         admin.execute("CHECKPOINT")

@@ -372,7 +372,9 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
     model, engine = linear_parts
     is_exact = make is engines.conjugate
     bandits = [
-        Bandit(model, engine=engine if is_exact else make, num_samples=100, selector=THOMPSON, journal=tmp_path / "j.db")
+        Bandit(
+            model, engine=engine if is_exact else make, num_samples=100, selector=THOMPSON, journal=tmp_path / "j.db"
+        )
         for _ in range(2)
     ]
     mine = bandits[0].select({"x": np.array([0.8080808080808, -1.0])}, unit=SECRETS[0].decode())

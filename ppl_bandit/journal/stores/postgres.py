@@ -6,7 +6,8 @@ three round trips: begin and lock; read the end of the stream; write and commit.
 
 Connections come from a pool, so a writer that waits for a lock blocks no reader. A call whose connection breaks is made again,
 within its limit, and first looks up whether it was committed, so that nothing is recorded twice. This also finds connections
-that broke while they were idle, so the pool does not check them, which would cost each call a round trip.
+that broke while they were idle, so the pool does not check them, which would cost each call a round trip. An error says that
+nothing was recorded only if no attempt came as far as its commit.
 """
 
 import contextlib
@@ -67,23 +68,26 @@ class PostgresBackend:
 
     def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
         """Return the rows that a statement finds."""
-        return self.run(lambda execute, is_again: execute(statement, parameters))
+        return self.run(lambda execute: execute(statement, parameters))
 
-    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+    def run(self, work: Callable[[Execute], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction, again if its connection breaks."""
-        is_again = False
+        may_be_recorded = False
         while True:
             connection = None
             try:
                 with self._pool.connection(seconds_left()) as connection:
-                    return self._run_once(connection, work, locks, is_again)
-            except self._pools.PoolClosed:
-                raise JournalError(f"{self.label}: the journal was closed: open it again") from None
+                    connection.may_commit = False
+                    return self._run_once(connection, work, locks)
             except self._psycopg.Error as error:
-                if connection is not None and not connection.closed:
+                is_refused = connection is not None and not connection.closed
+                may_be_recorded |= connection is not None and connection.closed and connection.may_commit
+                is_closed = isinstance(error, self._pools.PoolClosed)
+                if is_closed and not may_be_recorded:
+                    raise JournalError(f"{self.label}: the journal was closed: open it again") from None
+                if is_refused and not may_be_recorded:
                     raise self._refusal(error) from None
-                is_again = is_again or connection is not None
-                if seconds_left() <= 0.001:
+                if is_refused or is_closed or seconds_left() <= 0.001:
                     raise JournalTimeout(
                         f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                         "recorded: call again with the same decision and reward; it counts once"
@@ -95,7 +99,7 @@ class PostgresBackend:
 
     def scrub(self) -> None:
         """Write the tables anew, however long that takes: PostgreSQL keeps deleted rows in their pages."""
-        tables = "personal", "keys", "checkpoints", *(["staged"] if self.run(lambda run, _: has_staging(run)) else [])
+        tables = "personal", "keys", "checkpoints", *(["staged"] if self.run(has_staging) else [])
         try:
             with self._psycopg.connect(**self._options()) as connection:
                 connection.execute(f"SET statement_timeout TO 0; SET lock_timeout TO {int(1000 * self.timeout)}")
@@ -167,9 +171,7 @@ class PostgresBackend:
         """Close the connections."""
         self._pool.close(timeout=1.0)
 
-    def _run_once(
-        self, connection: Any, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool
-    ) -> Result:
+    def _run_once(self, connection: Any, work: Callable[[Execute], Result], locks: Sequence[str]) -> Result:
         writes: list[tuple[str, Sequence[Any]]] = []
 
         def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
@@ -181,15 +183,15 @@ class PostgresBackend:
             return cursor.fetchall() if cursor.description else []
 
         if not locks:
-            return work(execute, is_again)
+            connection.may_commit = True  # with every statement
+            return work(execute)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
         for name in locks:
             begin.append(f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
-        result = work(execute, is_again)
-        with (
-            connection.pipeline() if self._psycopg.Pipeline.is_supported() else contextlib.nullcontext()
-        ):  # one round trip
+        result, connection.may_commit = work(execute), True
+        is_supported = self._psycopg.Pipeline.is_supported()
+        with connection.pipeline() if is_supported else contextlib.nullcontext():  # one round trip
             for statement, rows in writes:
                 connection.cursor().executemany(statement, rows)
             connection.execute("COMMIT")
@@ -227,9 +229,9 @@ class PostgresBackend:
             with call_within(self.timeout), _limited_connection().connect(**self._options()) as connection:
                 self._configure(connection)
                 if self.read_only:
-                    self.version = self._run_once(connection, self._recorded_version, (), False)
+                    self.version = self._run_once(connection, self._recorded_version, ())
                 else:
-                    self._run_once(connection, self._create_tables, ["ppl_bandit tables"], False)
+                    self._run_once(connection, self._create_tables, ["ppl_bandit tables"])
         except self._psycopg.Error as error:
             if connection is not None and not connection.closed:
                 raise self._refusal(error) from None
@@ -237,7 +239,7 @@ class PostgresBackend:
                 f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
             ) from None
 
-    def _create_tables(self, execute: Execute, is_again: bool) -> None:
+    def _create_tables(self, execute: Execute) -> None:
         found = self._find_version(execute)
         if found is not None and found >= VERSION:
             return
@@ -249,7 +251,7 @@ class PostgresBackend:
         execute("DELETE FROM ppl_bandit_journal")
         execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
 
-    def _recorded_version(self, execute: Execute, is_again: bool) -> int:
+    def _recorded_version(self, execute: Execute) -> int:
         found = self._find_version(execute)
         if found is None:
             raise JournalError(f"there is no journal in {self.label}: give the URL that the bandit was given")
@@ -318,6 +320,8 @@ def _limited_connection() -> Any:
 
     class LimitedConnection(psycopg.Connection):
         """A server process that is stopped ends no statement itself, so the client stops waiting."""
+
+        may_commit = False  # whether the call that uses it has sent what may commit
 
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
             """Wait for the answer to a statement, within the limit of the call."""

@@ -1,9 +1,9 @@
 """Event streams in a relational database: the same tables and statements for SQLite and PostgreSQL.
 
 All differences between the databases are in the backends. `backend.run(work, locks)` runs a function in a transaction, and with
-locks as the only writer of these experiments. It passes to `work` a function (statement, parameters, is_many=False) -> rows,
-and a flag: whether an earlier attempt may have been committed before its connection broke. Statements mark parameters with
-`?`. With `is_many` they run once per row, and may run as late as at the end of the transaction.
+locks as the only writer of these experiments. It passes to `work` a function (statement, parameters, is_many=False) -> rows.
+Statements mark parameters with `?`. With `is_many` they run once per row, and may run as late as at the end of the
+transaction. `work` runs again if its connection breaks, also if it was committed before that.
 
 Threads that append at the same time share one transaction, and so one flush to disk (group commit).
 """
@@ -78,8 +78,8 @@ _PAGE = 10_000  # rows read at once to check the chain
 
 _PENDING = (
     "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND "
-    "made.position < ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
-    "later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
+    "made.position < ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE "
+    "later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
 )
 
 
@@ -136,7 +136,7 @@ class SqlStore:
         return self._append(request)
 
     def settings(self, experiment: str) -> list[Event]:
-        """Return the events that set identity, arms, looks and checkpoints."""
+        """Return the events that set identity, arms and looks."""
         return self._select(experiment, f"{IS_SETTING} ORDER BY position")
 
     def read(
@@ -255,7 +255,7 @@ class SqlStore:
             if self._stage is None:
                 self.seal(experiment)
             else:
-                found |= self._run(lambda execute, is_again: find_staged(execute, experiment, missing))  # noqa: B023
+                found |= self._run(lambda execute: find_staged(execute, experiment, missing))  # noqa: B023
                 missing = [decision for decision in missing if decision not in found]  # sealed meanwhile
         return dict(found)
 
@@ -280,9 +280,9 @@ class SqlStore:
         given = experiment, after, _NO_LIMIT if before is None else before, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", given))
 
-    def num_pending(self, experiment: str, until: float | None = None) -> int:
-        """Return the number of decisions made until a time whose reward is pending."""
-        given = experiment, 0, _NO_LIMIT, 1e300 if until is None else until
+    def num_pending(self, experiment: str, until: float | None = None, after: int = 0) -> int:
+        """Return the number of decisions made until a time, and beyond a position, whose reward is pending."""
+        given = experiment, after, _NO_LIMIT, 1e300 if until is None else until
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
@@ -307,7 +307,7 @@ class SqlStore:
         Raises:
             JournalError: if nothing can be written now.
         """
-        self._run(lambda execute, is_again: None, ["ppl_bandit ping"])
+        self._run(lambda execute: None, ["ppl_bandit ping"])
 
     def imported(self, experiment: str) -> list[Event]:
         """Return the imported plays whose propensities were given, oldest first."""
@@ -380,7 +380,7 @@ class SqlStore:
         """
         if not self._backend.can_stage:
             raise JournalError(f"{self._backend.label}: deciders need a journal in PostgreSQL")
-        self._run(lambda execute, is_again: [execute(statement) for statement in STAGING_TABLES], ["ppl_bandit tables"])
+        self._run(lambda execute: [execute(statement) for statement in STAGING_TABLES], ["ppl_bandit tables"])
 
     def lead(self, experiment: str) -> AbstractContextManager[Callable[[], bool]]:
         """Return the context in which this process tries to be the only one that seals and publishes; see the backend."""
@@ -394,7 +394,7 @@ class SqlStore:
         if self._backend.read_only:
             return ""
 
-        def work(execute: Execute, is_again: bool) -> int:
+        def work(execute: Execute) -> int:
             execute(
                 "INSERT INTO ppl_bandit_openings VALUES (?, 1) "
                 "ON CONFLICT (experiment) DO UPDATE SET num = ppl_bandit_openings.num + 1",
@@ -411,7 +411,7 @@ class SqlStore:
             return 0
         num_sealed = 0
         with call_within(self.timeout), self._writing:
-            while num := self._run(lambda execute, is_again: seal_staged(execute, experiment), [experiment]):
+            while num := self._run(lambda execute: seal_staged(execute, experiment), [experiment]):
                 num_sealed += num
                 if num < MAX_PARAMETERS:
                     break
@@ -425,7 +425,7 @@ class SqlStore:
     def stages(self) -> bool:
         """Return whether deciders may have recorded decisions in this database."""
         if self._backend.can_stage and not self._has_staging:
-            self._has_staging = self._run(lambda execute, is_again: has_staging(execute))
+            self._has_staging = self._run(lambda execute: has_staging(execute))
         return self._has_staging
 
     def copy_to(self, other: "SqlStore", experiment: str, stream: str | None = None) -> None:
@@ -440,7 +440,7 @@ class SqlStore:
             num_openings = sum(num for (num,) in self._query(_NUM_OPENINGS, (experiment,)))
         position = heads[0][1] if heads else 0
 
-        def work(execute: Execute, is_again: bool) -> None:
+        def work(execute: Execute) -> None:
             for table in ("events", "personal", "checkpoints"):
                 statement = (
                     f"SELECT * FROM ppl_bandit_{table} WHERE experiment = ? AND position > ? AND position <= ? "
@@ -530,9 +530,7 @@ class SqlStore:
                 joined(event, parts.get(event.position))
             except ValueError as error:
                 return Damage(event.position, str(error))
-        staged = (
-            self._run(lambda execute, is_again: read_staged(execute, experiment)) if self.num_staged(experiment) else []
-        )
+        staged = self._run(lambda execute: read_staged(execute, experiment)) if self.num_staged(experiment) else []
         for event in (event for call in staged for event in call):
             versions.setdefault((event.body["absorbed"], event.body.get("snapshot", "")), position + 1)
         digests = self._digests(experiment, list({at for at, _ in versions}))
@@ -610,7 +608,7 @@ class SqlStore:
     def _read_only(self) -> JournalError:
         return JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
 
-    def _run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+    def _run(self, work: Callable[[Execute], Result], locks: Sequence[str] = ()) -> Result:
         if os.getpid() != self._pid:
             raise self._forked()
         if locks and self._backend.read_only:
@@ -620,10 +618,10 @@ class SqlStore:
 
     def _record(
         self,
-        record: Callable[[Execute, str, Sequence[AppendRequest], bool], list[list[Event] | Exception]],
+        record: Callable[..., list[list[Event] | Exception]],
         requests: Sequence[AppendRequest],
     ) -> None:
-        """Record the events of all requests in one transaction; if the database fails, none of them is recorded.
+        """Record the events of all requests for the experiment of the first in one transaction: all, or none if it fails.
 
         Args:
             record: `append_requests` or `stage_requests`.
@@ -632,28 +630,20 @@ class SqlStore:
             raise self._forked()
         if self._backend.read_only:
             raise self._read_only()
-        by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
-        for request in requests:
-            by_experiment[request.experiment].append(request)
-        found: list[tuple[AppendRequest, list[Event] | Exception]] = []
-
-        def work(execute: Execute, is_again: bool) -> None:
-            found.clear()
-            for experiment, own in by_experiment.items():
-                found.extend(zip(own, record(execute, experiment, own, is_again), strict=True))
-
-        locks = {keys_lock(request.experiment) for request in requests if request.keys}
-        if record is append_requests:
-            locks |= by_experiment.keys()
+        experiment = requests[0].experiment
+        requests = [request for request in requests if request.experiment == experiment]
+        locks = [keys_lock(experiment)] if any(request.keys for request in requests) else []
+        locks += [experiment] if record is append_requests else []
         try:
-            self._backend.run(work, sorted(locks))
+            work = functools.partial(record, experiment=experiment, requests=requests)
+            results = self._backend.run(work, sorted(locks))
         except Exception as error:
             for request in requests:
                 request.error = error
             if not isinstance(error, JournalError):
                 raise
             return
-        for request, result in found:
+        for request, result in zip(requests, results, strict=True):
             if isinstance(result, Exception):
                 request.error = result
             else:

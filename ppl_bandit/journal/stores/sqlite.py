@@ -75,10 +75,10 @@ class SqliteBackend:
             self._refuse_replaced()
             return rows
 
-    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+    def run(self, work: Callable[[Execute], Result], locks: Sequence[str] = ()) -> Result:
         """Run work; with locks, in one transaction, as the only writer."""
         if not locks:
-            return work(self.read, False)
+            return work(self.read)
         with self._writing:
             connection = self._writer
 
@@ -95,7 +95,7 @@ class SqliteBackend:
                     connection.execute(f"PRAGMA busy_timeout={100 * busy}")
                     self._busy = busy
                 connection.execute("BEGIN IMMEDIATE")
-                result = work(execute, False)
+                result = work(execute)
                 connection.execute("COMMIT")
             except BaseException as error:
                 if connection.in_transaction:

@@ -46,13 +46,9 @@ def keys_lock(experiment: str) -> str:
 
 
 def stage_requests(
-    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest]
 ) -> list[list[Event] | Exception]:
-    """Record the decisions of some calls, and return, for each call, its events, or the reason why they were refused.
-
-    Args:
-        is_again: whether an earlier attempt may have been committed; its rows may be sealed by now.
-    """
+    """Record the decisions of some calls, and return, for each call, its events, or the reason why they were refused."""
     values = find_keys(execute, experiment, requests)
     results: list[list[Event] | Exception] = []
     calls: list[AppendRequest] = []
@@ -66,7 +62,10 @@ def stage_requests(
     keys = [(experiment, *key[:4]) for request in calls for key in request.keys]
     if keys:
         execute(NEW_KEY, keys, True)
-    sealed = _sealed(execute, experiment, [request.events for request in calls]) if is_again else set()
+    # What an earlier attempt has committed may be sealed by now.
+    sealed = _sealed(execute, experiment, [request.events for request in calls if request.is_tried])
+    for request in calls:
+        request.is_tried = True
     rows = [
         (
             experiment,
@@ -116,7 +115,7 @@ def seal_staged(execute: Execute, experiment: str) -> int:
     sealed = _sealed(execute, experiment, calls)
     events = [event for call in calls if call[0].decision not in sealed for event in call]
     if events:
-        (result,) = append_requests(execute, experiment, [AppendRequest(experiment, events)], False)
+        (result,) = append_requests(execute, experiment, [AppendRequest(experiment, events)])
         if isinstance(result, Exception):
             raise result
     statement = "DELETE FROM ppl_bandit_staged WHERE experiment = ? AND batch = ?"
