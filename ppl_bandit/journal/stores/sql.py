@@ -79,7 +79,8 @@ _PAGE = 10_000  # rows read at once to check the chain
 _PENDING = (
     "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND "
     "made.position < ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE "
-    "later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
+    "later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision "
+    "AND later.settles = 1)"
 )
 
 
