@@ -217,7 +217,7 @@ def test_an_administrator_pauses_retires_and_erases(service):
     assert (status, problem["code"]) == (409, "experiment_stopped")
     assert service.call("POST", f"{path}/resume", None, "admin")[0] == 204
     assert service.call("POST", f"{path}/arms/2/retire", None, "admin")[0] == 204
-    assert service.call("POST", f"{path}/arms/9/retire", None, "admin")[0] == 422
+    assert service.call("POST", f"{path}/arms/9/retire", None, "admin")[0] == 404
     assert service.call("POST", f"{path}/arms", {}, "admin")[0] == 422  # its program has a fixed number of arms
     answers = [service.call("POST", f"{path}/decisions", {}, "decide") for _ in range(10)]
     assert {answer[2]["arm"] for answer in answers} <= {0, 1}
