@@ -81,8 +81,8 @@ class Bandit(ReadableBandit):
         journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
             opening the same journal and name again continues the experiment. None keeps everything in memory.
         name: of the experiment in the journal; None is "default".
-        design: a `Design`: `look` then says when to stop, and decisions after a stop are refused. Its selector and its burn-in
-            are used.
+        design: a `Design`: `look` then says when to stop. Decisions are refused while a look is due, and after a stop. Its
+            selector and its burn-in are used.
         late: entries of a dict context that are known only with the reward, such as the days of follow-up. Decisions use
             their example values; `update(decision, reward, context={"days": 12.0})` brings those that are learnt.
         unit_window: seconds or a timedelta that the decision of a unit stands, see `select`; None: for ever.
@@ -317,8 +317,10 @@ class Bandit(ReadableBandit):
     def look(self) -> LookVerdict:
         """Take the look that is due by the design, record it, and say whether to stop.
 
-        A look is due as soon as its number of decisions is reached; if none is, the verdict of the last one is returned. The
-        same look gives the same verdict in every process and after a crash, and `operating_characteristics` simulates it.
+        A look is due as soon as its number of decisions is reached, and decisions are refused until it is taken. It uses the
+        rewards that are known; only the last one of a design with `max_rows` waits for those that are pending. If none is due,
+        the verdict of the last one is returned. The same look gives the same verdict in every process and after a
+        crash, and `operating_characteristics` simulates it.
 
         Raises:
             ValueError: if the bandit has no design.
