@@ -30,7 +30,6 @@ from ppl_bandit.journal.events import (
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
     IS_SETTING,
-    MAX_PARAMETERS,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
     AppendRequest,
@@ -302,6 +301,10 @@ class SqlStore:
         """Return the newest decisions, oldest first."""
         return self._select(experiment, "kind = 'decided' ORDER BY position DESC LIMIT ?", limit)[::-1]
 
+    def next_decisions(self, experiment: str, after: int, limit: int) -> list[Event]:
+        """Return the first decisions beyond a position."""
+        return self._select(experiment, "kind = 'decided' AND position > ? ORDER BY position LIMIT ?", after, limit)
+
     def ping(self) -> None:
         """Begin to write, and commit nothing.
 
@@ -330,8 +333,8 @@ class SqlStore:
             before, contents, body = rows[0]
             yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
 
-    def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> None:
-        """Store a checkpoint with the event that announces it; the one before it stays, older ones go.
+    def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> int:
+        """Store a checkpoint with the event that announces it, and return its position; the one before it stays.
 
         If a unit was erased that its posterior does not know of, only the event is recorded.
         """
@@ -350,19 +353,19 @@ class SqlStore:
                 (unless_erased, [(experiment, recorded[0].position, contents, experiment, event.body["position"])]),
             ]
 
-        self.append(experiment, [event], beside=beside)
+        return self.append(experiment, [event], beside=beside)[0].position
 
-    def newest_snapshot(self, experiment: str) -> tuple[int, float]:
-        """Return the position of the event that announces the newest checkpoint, 0 if there is none, and its age.
+    def newest_snapshot(self, experiment: str) -> tuple[int, float | None, float]:
+        """Return the position of the event that announces the newest checkpoint, 0 if there is none, and two times.
 
-        The age is the seconds since a sealer said that it is the newest, by the server's clock; infinite if none ever did.
+        They are, by the server's clock, when a sealer last said that it is the newest, None if none ever did, and now.
         """
         statement = (
-            "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), (SELECT extract(epoch FROM "
-            "clock_timestamp())::float8 - time FROM ppl_bandit_sealers WHERE experiment = ?)"
+            "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), "
+            "(SELECT time FROM ppl_bandit_sealers WHERE experiment = ?), extract(epoch FROM clock_timestamp())::float8"
         )
-        ((position, age),) = self._query(statement, (experiment, experiment))
-        return position or 0, math.inf if age is None else max(float(age), 0.0)
+        ((position, said, now),) = self._query(statement, (experiment, experiment))
+        return position or 0, said, now
 
     def say_newest(self, experiment: str, channel: str) -> None:
         """Record that the newest checkpoint is the newest posterior now, and tell the deciders that listen to a channel."""
@@ -406,17 +409,27 @@ class SqlStore:
         num = self._run(work, [experiment])
         return "" if num == 1 else str(num - 1)
 
-    def seal(self, experiment: str) -> int:
-        """Append the decisions that deciders have staged to the stream, and return the number of their calls."""
+    def seal(self, experiment: str, seconds: float = math.inf) -> int:
+        """Append the decisions that deciders have staged to the stream, and return the number of their calls.
+
+        Args:
+            seconds: after which no further transaction is begun.
+        """
         if self._backend.read_only or not self.num_staged(experiment):
             return 0
-        num_sealed = 0
-        with call_within(self.timeout), self._writing:
-            while num := self._run(lambda execute: seal_staged(execute, experiment), [experiment]):
-                num_sealed += num
-                if num < MAX_PARAMETERS:
-                    break
+        num_sealed, has_more, until = 0, True, time.monotonic() + seconds
+        with call_within(self.timeout):
+            while has_more:
+                with self._writing:
+                    num, has_more = self._run(lambda execute: seal_staged(execute, experiment), [experiment])
+                num_sealed, has_more = num_sealed + num, has_more and time.monotonic() < until
         return num_sealed
+
+    def _staged(self, experiment: str) -> Iterator[Event]:
+        calls, number = [list[Event]()], 0
+        while calls and self.stages():
+            calls, number = self._run(lambda execute: read_staged(execute, experiment, number))  # noqa: B023
+            yield from (event for call in calls for event in call)
 
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""
@@ -531,9 +544,8 @@ class SqlStore:
                 joined(event, parts.get(event.position))
             except ValueError as error:
                 return Damage(event.position, str(error))
-        staged = self._run(lambda execute: read_staged(execute, experiment)) if self.num_staged(experiment) else []
-        for event in (event for call in staged for event in call):
-            versions.setdefault((event.body["absorbed"], event.body.get("snapshot", "")), position + 1)
+        for event in self._staged(experiment):
+            versions.setdefault((event.body["absorbed"], event.body["snapshot"]), position + 1)
         digests = self._digests(experiment, list({at for at, _ in versions}))
         for (at, claimed), made in versions.items():
             if claimed != digests.get(at):
