@@ -48,8 +48,8 @@ class DeciderHealth(NamedTuple):
 class Decider:
     """Decide from the newest posterior of an experiment in PostgreSQL that another process learns.
 
-    It reads no rewards, so its cost does not depend on them. The bandit that learns has a `Sealer` in its process; rewards go to
-    it, or to a decider, which passes them on. A decision is durable when it is returned.
+    It reads no rewards, so its cost does not depend on them. The bandit that learns has a `Sealer` in its process.
+    Rewards go to it, or to a decider, which passes them on. A decision is durable when it is returned.
 
     Args:
         url: of the journal, in PostgreSQL.
