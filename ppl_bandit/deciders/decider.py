@@ -11,6 +11,7 @@ from ppl_bandit.deciders.sealer import SnapshotExperiment, channel_of, from_answ
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal, check_location, parse_location
+from ppl_bandit.journal.model_files import find_program, load_model
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.stores.appending import encode
 from ppl_bandit.journal.stores.postgres import PostgresBackend
@@ -54,8 +55,9 @@ class Decider:
     Args:
         url: of the journal, in PostgreSQL.
         name: of the experiment, which a `Bandit` has opened.
-        program: that the experiment was opened with; all settings are those that it was opened with.
-        context: the example context, for a program that takes one.
+        program: that the experiment was opened with; all settings are those that it was opened with. None takes it from the
+            model file that the journal names, which is executed.
+        context: the example context, for a program that takes one; None takes that of the model file.
         engine: the engine factory, if it is not part of this library.
         selector: the selector, if it is not part of this library.
         poll_every: seconds, or a timedelta, after which it looks for a snapshot if none was announced.
@@ -71,7 +73,7 @@ class Decider:
         self,
         url: str,
         name: str,
-        program: Callable | RewardModel,
+        program: Callable | RewardModel | None = None,
         *,
         context: Any = None,
         engine: Callable[[RewardModel], Engine] | None = None,
@@ -95,8 +97,11 @@ class Decider:
         try:
             store.check_name(check_text(name, "name"))
             store.prepare_staging()
-            identity = read_header(store, name).identity
-            arguments = {"context": context} | arguments_from_identity(identity, engine, selector)
+            header = read_header(store, name)
+            if program is None:
+                file = load_model(find_program(header, url, "a decider", "pass it, as in Decider(url, name, program)"))
+                program, context = file.program, file.context if context is None else context
+            arguments = {"context": context} | arguments_from_identity(header.identity, engine, selector)
             journal = Journal.of(store, backend.label)
             self._bandit = _SnapshotBandit(program, journal=journal, name=name, **arguments)
         except BaseException:

@@ -12,8 +12,8 @@ from typing import Any
 from ppl_bandit import engines, selectors
 from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.deciders.sealer import Sealer
-from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.live.bandit import Bandit
 
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
