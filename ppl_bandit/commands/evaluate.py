@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.model_files import ModelFile, find_program, load_model
 from ppl_bandit.commands.names import find_experiment, make_selectors
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
@@ -23,10 +23,14 @@ _MOST_NAMED = 6  # arms in a sentence
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Evaluate a target, and write `table.csv`, `sequence.csv` and `evaluation.png`; or compare two programs."""
-    if arguments.model is None and (arguments.selector or arguments.against):
+    is_table, needs_program = (
+        Path(arguments.log).suffix.lower() in (".csv", ".tsv"),
+        arguments.selector or arguments.against,
+    )
+    if is_table and arguments.model is None and needs_program:
         option = "--selector" if arguments.selector else "--against"
         raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
-    if Path(arguments.log).suffix.lower() in (".csv", ".tsv"):
+    if is_table:
         return _evaluate_table(arguments, show)
     for option in ("arm_column", "arms", "reward", "value", "propensity"):
         if getattr(arguments, option) is not None:
@@ -35,7 +39,11 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             )
     with Journal(arguments.log, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
-        names = read_header(journal.store, name).names
+        header = read_header(journal.store, name)
+        names = header.names
+        if arguments.model is None and needs_program:
+            arguments.model = find_program(header, arguments.log, "evaluate")
+            progress(f"program: {arguments.model}, as the journal says; --model names another")
         settings = {"level": arguments.level, "name": name, "outcome": arguments.outcome}
         return _evaluate(arguments, journal, names, journal.store.last_position(name), settings, show)
 

@@ -51,7 +51,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
     for column, name in enumerate(names):
         run = found.sel(selector=name)
-        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best)")
         axes[0, column].set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
         axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
@@ -59,10 +59,12 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         scale: dict[str, Any] = (
             {"yscale": "log"} if is_wide else {"ylim": (0, 1.08 * max(2, candidates.max(initial=0)))}
         )
-        axes[1, column].set(xlabel="step", ylabel="candidates, N", **scale)
+        axes[1, column].set(xlabel="step", ylabel="candidates drawn", **scale)
         axes[1, column].set_visible(bool(candidates.any()))  # most selectors draw none
     axes[0, 0].legend(fontsize=8)
-    save_figure(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+    save_figure(
+        figure, "One realization: probability of being best, and draws a decision took", caption, out / "one_run.png"
+    )
 
 
 def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:

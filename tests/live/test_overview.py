@@ -219,7 +219,8 @@ def test_an_explanation_starts_with_the_verdict_and_the_arms_and_ends_with_the_c
     lines = plain.explain().splitlines()
     assert lines[0].startswith("conversion: EXACT") and "learnt from 20 rewards" in lines[2]
     assert lines[4].split()[:2] == ["<old>", "10"]
-    assert "certified" in "\n".join(lines[-3:])
+    assert lines[-2].startswith("  checked: the closed form is proved") and "nats" not in plain.explain()
+    assert "nats" in plain.explain(details=True) and "real-analytic" in plain.explain(details=True)
 
 
 def test_a_bandit_prints_what_it_is(plain):

@@ -8,7 +8,7 @@ import numpy as np
 from ppl_bandit.display.figure_style import density_grid, escaped, figure_tools, kernel_density, reward_label, styles
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.show.overview import ORDERS, Overview, Segment
-from ppl_bandit.types import DETAILS, Explanation, Selector
+from ppl_bandit.types import Explanation, Selector, without_details
 
 NUM_LEADING = 15  # arms that get a row of their own; the others share one
 _MAX_DENSITIES = 6  # arms whose densities can be told apart
@@ -139,18 +139,16 @@ def explanation_text(
         details: whether to show the lines with measures and with what was tried.
         late: a note on context entries that are known only with the reward; empty if there are none.
     """
-    verdict, _, certificate = str(explanation).partition("\n")
-    kept = [line for line in certificate.strip("\n").splitlines() if details or not line.startswith(DETAILS)]
-    if len(kept) < len(certificate.strip("\n").splitlines()):
-        kept.append("  `explain(details=True)` adds the measures, and what was tried")
+    verdict, _, certificate = (str(explanation) if details else explanation.summary).partition("\n")
+    kept = certificate.strip("\n").splitlines()
     num_rewards = int(found.num_rewards.sum())
     lines = [verdict, "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}; {found.source}"]
     if doubts:
-        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts}")
+        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts if details else without_details(doubts)}")
     if log_evidence is not None:
         lines.append(
-            f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "
-            "with another program's on the same rewards"
+            "  to compare programs on the same rewards, the larger is better: log evidence "
+            f"{log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f})"
         )
     if found.num_contexts:
         if found.num_contexts == 1:

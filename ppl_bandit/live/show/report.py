@@ -16,7 +16,7 @@ from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import ByContext, Overview, Segment
 from ppl_bandit.live.show.rendering import html_segments, html_table, plot_bandit, posterior_kind
 from ppl_bandit.live.show.reward_curves import RewardCurves, plot_profiles
-from ppl_bandit.types import Explanation
+from ppl_bandit.types import Explanation, without_details
 
 _MOST_NAMED = 6  # arms in a sentence
 _MOST_SEGMENTS = 4  # in a sentence
@@ -236,7 +236,7 @@ def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: 
     """
     text = f"{posterior_kind(explanation)} posterior of the program {name}, {found.source}"
     if doubts:
-        return f"{text}. NOT TRUSTED: {doubts}"
+        return f"{text}. NOT TRUSTED: {without_details(doubts)}"
     return text if explanation.is_exact else f"{text}; no diagnostic contradicts the draws"
 
 
