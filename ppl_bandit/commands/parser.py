@@ -275,6 +275,9 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
         metavar=("LO", "HI"),
         help="smallest and largest possible reward, for a finite-sample confidence sequence",
     )
+    evaluate.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with the figure, to open in a browser"
+    )
     _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
 
 
