@@ -78,7 +78,13 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [s.name for s in standings])
-    axis.set(xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile")
+    smallest, largest = min(s.mean - 1.96 * s.error for s in standings), max(s.highest for s in standings)
+    scale: dict[str, Any] = (
+        {"xscale": "log"} if 0 < 30 * smallest < largest else {"xlim": (min(0, 1.05 * smallest), None)}
+    )
+    axis.set(xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile", **scale)
+    axis.grid(axis="x", color="0.92")
+    axis.set_axisbelow(True)
     title = f"Regret of {tuned.horizon} decisions in {tuned.num_worlds} worlds from the prior"
     save_figure(figure, title, caption, out / "tune.png")
 

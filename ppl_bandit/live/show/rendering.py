@@ -82,7 +82,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
         for row, width in zip(rows, widths, strict=True):
             axis.annotate(f"{width:.2f}", (width, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
         axis.set(xlabel=heading, xlim=(0.0, 1.3 * max(*widths, 0.1)))
-    axes[0].set(xlabel=f"{label}: posterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
+    axes[0].set(xlabel=f"{label}\nposterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
     axes[0].set_yticklabels([name if len(name) <= 28 else f"{name[:27]}..." for name in names], fontsize=8.5)
     axes[0].grid(axis="x", color="0.92")
     axes[0].set_axisbelow(True)
