@@ -52,7 +52,12 @@ def _check(check: argparse.ArgumentParser) -> None:
 
 def _run(run: argparse.ArgumentParser) -> None:
     _add(run, "model", _MODEL, metavar="MODEL")
-    _add(run, "--selectors", "some of ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE", "ds,ts")
+    selectors = (
+        "comma-separated: ds (double sampling), ds-lowest and ds-exact (variants of it), ts (Thompson sampling), bucb "
+        "(Bayesian upper confidence bounds), greedy, top-two, ids (information-directed sampling), ogi or "
+        "ogi:PATIENCE (optimistic Gittins index)"
+    )
+    _add(run, "--selectors", selectors, "ds,ts")
     _add_engine(run)
     _add(run, "--steps", "decisions per realization", 1000)
     _add(run, "--horizon", "horizon given to ogi (default: --steps)", type=int)
@@ -193,7 +198,7 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
     _add(target, "--contrast", "how much more the first arm earns than the second", nargs=2, metavar="ARM")
     _add(target, "--selector", "what another selector earns on the logged path: ds, ts, top-two, ..., as for run")
     _add(target, "--against", "another program, to compare predictions and intervals with --model", metavar="MODEL")
-    model = f"the program: {_MODEL} (without it, running means predict; --selector and --against need it)"
+    model = f"the program: {_MODEL} (without it, running means predict; of a table --selector and --against need it)"
     _add(evaluate, "--model", model, metavar="MODEL")
     _add(evaluate, "--arm-column", "of a table: which arm was played (found by usual names)", metavar="COLUMN")
     _add_columns(evaluate)
@@ -202,6 +207,7 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
     _add(evaluate, "--level", "of the intervals", 0.95)
     bounds = "smallest and largest possible reward, for a finite-sample confidence sequence"
     _add(evaluate, "--bounds", bounds, nargs=2, type=float, metavar=("LO", "HI"))
+    _add(evaluate, "--html", "write one page with the figure, to open in a browser", type=Path, metavar="FILE")
     _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
 
 
