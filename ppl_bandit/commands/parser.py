@@ -52,7 +52,9 @@ def _run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--selectors",
         default="ds,ts",
-        help="comma-separated: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
+        help="comma-separated: ds (double sampling), ds-lowest and ds-exact (variants of it), ts (Thompson sampling), bucb "
+        "(Bayesian upper confidence bounds), greedy, top-two, ids (information-directed sampling), ogi or ogi:PATIENCE "
+        "(optimistic Gittins index) (%(default)s)",
     )
     _add_engine(run)
     run.add_argument("--steps", type=int, default=1000, help="decisions per realization (%(default)s)")
@@ -130,6 +132,7 @@ def _compare(compare: argparse.ArgumentParser) -> None:
 
 def _report(report: argparse.ArgumentParser) -> None:
     _add_table(report)
+    report.set_defaults(propensity="none")  # a report needs none
     report.add_argument("--html", type=Path, metavar="FILE", help="write one page with a figure, to open in a browser")
     report.add_argument(
         "--save-model", type=Path, metavar="FILE.py", help="write the program that was used, to change it"
@@ -157,7 +160,11 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", metavar="COLUMN", help="which arm was played (found by names such as arm, variant)")
     _add_columns(parser)
     parser.add_argument(
-        "--context", type=_names, default=[], metavar="A,B", help="columns known before the play: numbers or groups"
+        "--context",
+        type=_names,
+        default=[],
+        metavar="A,B",
+        help="columns known before the play: numbers or groups; region:groups for numbers that are codes",
     )
     parser.add_argument("--kind", choices=("binary", "counts", "positive", "real"), help="of outcome (found)")
     parser.add_argument("--model", metavar="MODEL", help=f"a program of your own: {_MODEL}")
@@ -172,7 +179,7 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--propensity",
         metavar="COLUMN",
-        help='probability of the arm that was played, or "equal" if all arms had the same',
+        help='probability of the arm that was played; "equal" if all arms had the same; "none" to look for no column',
     )
 
 
@@ -251,7 +258,8 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; --selector and --against need it)",
+        help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; "
+        "of a table --selector and --against need it)",
     )
     evaluate.add_argument(
         "--arm-column", metavar="COLUMN", help="of a table: which arm was played (found by usual names)"
@@ -266,6 +274,9 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
         type=float,
         metavar=("LO", "HI"),
         help="smallest and largest possible reward, for a finite-sample confidence sequence",
+    )
+    evaluate.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with the figure, to open in a browser"
     )
     _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
 

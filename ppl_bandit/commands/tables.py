@@ -4,19 +4,20 @@ import argparse
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.commands.model_files import ModelFile, bundled_models, load_model
+from ppl_bandit.files.model_files import ModelFile, bundled_models, load_model
 from ppl_bandit.inputs.data_frames import context_columns, contexts_from_columns
 from ppl_bandit.inputs.tables import Table, read_plays
 from ppl_bandit.live.bandit import Bandit
 
-_LARGEST_DISPERSION = 1.5  # variance over mean of counts, within arms; Poisson intervals are 18% too narrow there
+_LARGEST_DISPERSION = 1.5  # of the variance over that of a program; its intervals are 18% too narrow there, or too wide
+_LEAST_SALES = 5  # of one amount on an arm, after which that amount is taken for known
 
 
 class TableProgram(NamedTuple):
@@ -45,8 +46,10 @@ def choose_program(table: Table, kind: str | None = None) -> TableProgram:
         ValueError: if the outcomes are not of the given kind.
     """
     reward, code = table.reward, np.array([table.arms.index(name) for name in table.arm])
-    worth = _worth(reward, code, len(table.arms))
-    found, why = _kind(reward, code, worth)
+    # `--value` of a price and a sale says what a sale is worth; `--kind binary` says that it is always the same.
+    is_known = table.has_fixed_amounts or kind == "binary"
+    worth = _worth(reward, code, len(table.arms), 1 if is_known else _LEAST_SALES)
+    found, why = _kind(reward, code, table.arms, worth)
     if kind is not None and kind != found:
         is_possible = {
             "binary": worth is not None,
@@ -56,7 +59,7 @@ def choose_program(table: Table, kind: str | None = None) -> TableProgram:
         }
         if not is_possible[kind]:
             raise ValueError(f"--kind {kind} does not fit: {why}; leave --kind out, or use real")
-        found, why = kind, "as --kind says"
+        found, why = kind, f"--kind says so, although {why}"
     centre, scale = float(reward.mean()), float(reward.std()) or 1.0
     settings: dict[str, Any] = {"num_arms": len(table.arms)}
     if found == "binary":
@@ -91,32 +94,82 @@ _WORDS = {
 }
 
 
-def _worth(reward: np.ndarray, code: np.ndarray, num_arms: int) -> np.ndarray | None:
-    """Return what a success of each arm is worth, if each arm's outcomes are 0 and one amount; else None."""
-    amounts = [np.unique(reward[(code == arm) & (reward != 0)]) for arm in range(num_arms)]
-    if all(own.size <= 1 and (own > 0).all() for own in amounts):
-        single = {float(own[0]) for own in amounts if own.size} or {1.0}
-        if all(own.size for own in amounts) or len(single) == 1:
-            rest = next(iter(single))
-            return np.array([own[0] if own.size else rest for own in amounts])
-    return None
+def _worth(reward: np.ndarray, code: np.ndarray, num_arms: int, least: int) -> np.ndarray | None:
+    """Return what a success of each arm is worth, if each arm's outcomes are 0 and one amount; else None.
+
+    Args:
+        least: how often an arm must have its amount, unless it is 1 or all arms have the same: one sale tells what that sale
+            was worth, and nothing about the next.
+    """
+    amounts = [np.unique(reward[(code == arm) & (reward != 0)], return_counts=True) for arm in range(num_arms)]
+    if any(values.size > 1 or (values <= 0).any() for values, _ in amounts):
+        return None
+    single = {float(values[0]) for values, _ in amounts if values.size} or {1.0}
+    counts = np.array([number.sum() for _, number in amounts])
+    if single == {1.0} or (len(single) == 1 and (counts > 0).sum() > 1 and counts.sum() >= least):
+        return np.full(num_arms, *single)
+    return np.array([values[0] for values, _ in amounts]) if counts.min() >= least else None
 
 
-def _kind(reward: np.ndarray, code: np.ndarray, worth: np.ndarray | None) -> tuple[str, str]:
+def _kind(reward: np.ndarray, code: np.ndarray, arms: Sequence[str], worth: np.ndarray | None) -> tuple[str, str]:
     """Return the kind of outcome, and why."""
     if worth is not None and ((reward == 0).any() or (worth == 1).all()):
         is_plain = (worth == 1).all()
         return "binary", "every reward is 0 or 1" if is_plain else "every reward is 0 or one amount of its arm"
     if ((reward >= 0) & (reward == reward.round())).all() and reward.any():
-        means = np.bincount(code, reward) / np.bincount(code)
-        within = float(np.square(reward - means[code]).mean() / reward.mean())
-        if within <= _LARGEST_DISPERSION:
-            return "counts", f"the rewards are counts (their variance is {within:.2g} of their mean)"
-        return "real", f"the rewards vary more than Poisson counts (their variance is {within:.2g} of their mean)"
+        found, arm = _dispersion(reward, code, lambda mean: mean, lambda mean: 1 / mean)
+        where = "" if arm is None else f" on arm {arms[arm]}"
+        words = f"(their variance is {found:.2g} of their mean{where})"
+        if np.isnan(found):
+            return "real", "no arm has enough rows to tell how they vary"
+        if arm is None and _fits(found):
+            return "counts", f"the rewards are counts {words}"
+        return "real", f"the rewards vary {'more' if found > 1 else 'less'} than Poisson counts {words}"
     if (reward > 0).all():
-        return "positive", "every reward is positive"
+        # The shape of Gamma outcomes, from the mean of log(mean of the arm / reward); within 1.5% of the most likely one.
+        means = np.bincount(code, reward) / np.maximum(np.bincount(code), 1)
+        s = max(float(np.log(means[code] / reward).mean()), 1e-12)
+        shape = (3 - s + np.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
+        found, arm = _dispersion(reward, code, lambda mean: mean**2 / shape, lambda mean: 6 / shape + 0 * mean)
+        if arm is None and _fits(found):
+            return "positive", "every reward is positive"
+        if np.isnan(found):
+            return "real", "no arm has enough rows to tell how they vary"
+        where = "" if arm is None else f": arm {arms[arm]} differs"
+        return "real", f"the rewards are positive, but do not vary as Gamma outcomes of one shape do{where}"
     zeros = float((reward == 0).mean())
     return "real", f"{zeros:.0%} of the rewards are 0" if zeros > 0.2 else "the rewards are real numbers"
+
+
+def _fits(dispersion: float) -> bool:
+    return 1 / _LARGEST_DISPERSION <= dispersion <= _LARGEST_DISPERSION
+
+
+def _dispersion(
+    reward: np.ndarray,
+    code: np.ndarray,
+    variance: Callable[[np.ndarray], np.ndarray],
+    excess: Callable[[np.ndarray], np.ndarray],
+) -> tuple[float, int | None]:
+    """Return the variance of the rewards over that of a program, and None if no arm differs; else an arm's, and its index.
+
+    An arm differs if its value is too far from 1 by more than two standard errors. nan if no arm has two rows.
+
+    Args:
+        variance, excess: mean of an arm -> the program's variance, and its excess kurtosis.
+    """
+    num, total = np.bincount(code), np.bincount(code, reward)
+    arms = np.flatnonzero((num > 1) & (total > 0))  # rewards that are all 0 fit any mean near 0
+    if not arms.size:
+        return np.nan, None
+    means = total / np.maximum(num, 1)
+    squares = np.bincount(code, np.square(reward - means[code]))[arms] / variance(means[arms])
+    each, error = squares / (num[arms] - 1), 2 * np.sqrt((2 + excess(means[arms])) / num[arms])
+    limit = np.clip(1.0, each - error, each + error)  # the nearest to 1 that it may be
+    worst = int(np.abs(np.log(np.maximum(limit, 1e-12))).argmax())
+    if not _fits(limit[worst]):
+        return float(each[worst]), int(arms[worst])
+    return float(squares.sum() / (num[arms] - 1).sum()), None
 
 
 def _with_settings(source: str, settings: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ The columns are `arm`, one per outcome, by its name, and those of the context (s
 """
 
 import csv
+import re
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -85,7 +86,10 @@ def write_data(path: str | PathLike, model: RewardModel, data: Interaction, arms
 
 
 def read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header, and the rows that are not blank with their numbers; commas, semicolons or tabs separate cells."""
+    """Return the header, and the rows that are not blank with their numbers; commas, semicolons or tabs separate cells.
+
+    If commas do not separate cells, columns of numbers such as 1.200,50 are rewritten as 1200.50.
+    """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -108,7 +112,36 @@ def read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[st
             raise DataFileError(
                 f"{path}: row {number} has {len(line)} cells, the header has {len(header)}; quote cells that hold commas"
             )
-    return header, table
+    return header, table if delimiter == "," else _with_points(table)
+
+
+# Numbers with a decimal comma, and dots between thousands.
+_WITH_COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+
+
+def _with_points(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """Rewrite numbers with a decimal comma.
+
+    A comma before other than three digits, or a dot before it, shows that it is decimal: 1,200 alone may be 1200. Where a
+    column shows it, the dots of other columns are between thousands, if they can be.
+    """
+    columns = [set(cells) for cells in zip(*(line for _, line in table), strict=True)]
+    columns = [{cell for cell in cells if re.search(r"\d", cell)} for cells in columns]
+    fits = [bool(cells) and all(_WITH_COMMA.fullmatch(cell) for cell in cells) for cells in columns]
+    shown = [
+        is_fit and any("," in cell and ("." in cell or len(cell.partition(",")[2]) != 3) for cell in cells)
+        for cells, is_fit in zip(columns, fits, strict=True)
+    ]
+    if not any(shown):
+        return table
+    return [
+        (number, [_with_point(cell) if is_fit else cell for cell, is_fit in zip(line, fits, strict=True)])
+        for number, line in table
+    ]
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(".", "").replace(",", ".") if _WITH_COMMA.fullmatch(cell) else cell
 
 
 def _arm(cell: str, arms: Arms, where: str) -> int:

@@ -103,10 +103,12 @@ def parse_value(text: str) -> ValueExpression:
 
 
 EQUAL = "equal"  # in place of a column: every arm had the same probability
+NONE = "none"  # in place of a column: do not look for one
+GROUPS = ":groups"  # after the name of a column: its numbers are codes
 _KNOWN = {  # names of columns that are found without being named
     "--arm": ("arm", "variant", "treatment", "group", "action", "variation"),
     "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "y"),
-    "--propensity": ("propensity", "probability", "pscore"),
+    "--propensity": ("propensity", "pscore"),  # a "probability" is often a prediction
 }
 _IDS = ("decision", "decision_id", "request_id")
 _MOST_LEVELS = 20  # of a column of texts that is taken for groups
@@ -122,9 +124,10 @@ class Table(NamedTuple):
         arm: (N,), the name in each row.
         reward: (N,).
         propensity: (N,), probability of the arm that was played; None where the table has none.
-        entries: {entry: (N,)} of the context; a column of groups has an entry of 0 and 1 for each group but the first.
+        entries: {entry: (N,)} of the context; a column of groups has an entry of 0 and 1 for each group.
         others: further columns by name, such as ids and probabilities of all arms.
         words: what was read, in one line.
+        has_fixed_amounts: whether the reward is an expression of columns that are 0 or 1, or the same in all rows of an arm.
     """
 
     arms: list[str]
@@ -134,6 +137,7 @@ class Table(NamedTuple):
     entries: dict[str, np.ndarray]
     others: dict[str, Any]
     words: str
+    has_fixed_amounts: bool = False
 
     def frame(self) -> Any:
         """Return a DataFrame with the columns arm, reward, propensity, those of the context and the others."""
@@ -156,10 +160,10 @@ def read_plays(
     """Read a CSV file with a header and one row per play; rows with an empty reward are left out.
 
     Args:
-        arm, reward, propensity: names of columns; None finds a column by usual names. `propensity` may be "equal".
+        arm, reward, propensity: names of columns; None finds a column by usual names. `propensity` may be "equal" or "none".
         value: what a row earned, arithmetic on columns, in place of `reward`.
         arms: names of all arms, in the order of a program; None sorts those that occur.
-        context: columns known before the play: numbers, or texts with at most 20 different values.
+        context: columns known before the play: numbers, or at most 20 groups; "region:groups" takes numbers for groups.
 
     Raises:
         DataFileError: with the row (the first below the header is 1), the column, the fault and what to do.
@@ -176,8 +180,11 @@ def read_plays(
         needed = expression.columns
     if propensity is None:
         propensity = next((name for name in header if name.lower() in _KNOWN["--propensity"]), None)
+    propensity = None if propensity == NONE else propensity
     given = [] if propensity in (None, EQUAL) else [propensity]
-    missing = [name for name in (arm, *needed, *given, *context) if name not in header]
+    known = {name: name not in header and name.endswith(GROUPS) for name in context}
+    columns = {name.removesuffix(GROUPS) if is_code else name: is_code for name, is_code in known.items()}
+    missing = [name for name in (arm, *needed, *given, *columns) if name not in header]
     if missing:
         raise DataFileError(f"{path} has no column {', '.join(map(repr, missing))}; its columns: {', '.join(header)}")
     index = {name: place for place, name in enumerate(header)}
@@ -210,9 +217,14 @@ def read_plays(
         probs: Any = np.full(len(kept), 1.0 / len(names))
     else:
         probs = None if propensity is None else numbers(propensity)
-    entries: dict[str, np.ndarray] = {}
-    for name in context:
-        entries |= _entries(name, cells(name), numbers, path)
+    entries, kinds = dict[str, np.ndarray](), list[str]()
+    for name, is_code in columns.items():
+        found = _entries(name, cells(name), numbers, path, is_code)
+        is_number = list(found) == [name]
+        is_whole = is_number and 2 < np.unique(found[name]).size <= _MOST_LEVELS and not (found[name] % 1).any()
+        hint = f"; if it is a code, --context {name}{GROUPS}" if is_whole else ""
+        kinds.append(f"{name} ({'a number' if is_number else f'{len(found)} groups'}{hint})")
+        entries |= found
     of_arms = [name for name in header if name.startswith("propensity_")]
     others: dict[str, Any] = {name: cells(name) for name in header if name in _IDS}
     others |= {name: numbers(name) for name in of_arms}
@@ -220,11 +232,20 @@ def read_plays(
     left_out = len(lines) - len(kept)
     words = (
         f"{len(kept):,} rows of {path}: arm {arm!r} ({len(names)} arm{'s' if len(names) > 1 else ''}), {what}"
-        + (f", context {', '.join(context)}" if context else "")
+        + (f", context {', '.join(kinds)}" if kinds else "")
         + ("" if propensity is None else f", probabilities {propensity!r}")
         + (f"; {left_out:,} row{'s' if left_out > 1 else ''} without a reward left out" if left_out else "")
     )
-    return Table(names, played, earned, probs, entries, others, words)
+    place = np.array([names.index(name) for name in played])
+    is_fixed = expression is not None and all(_is_fixed(numbers(name), place) for name in needed)
+    return Table(names, played, earned, probs, entries, others, words, is_fixed)
+
+
+def _is_fixed(values: np.ndarray, arm: np.ndarray) -> bool:
+    """Return whether a column is 0 or 1 in every row, or the same in all rows of an arm."""
+    own = np.zeros(arm.max() + 1)
+    own[arm] = values  # one row of each arm
+    return bool(np.isin(values, (0.0, 1.0)).all() or (values == own[arm]).all())
 
 
 def _find(header: list[str], option: str, path: str | PathLike) -> str:
@@ -250,22 +271,27 @@ def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
         number = np.nan
     if not np.isfinite(number):
         given = "the cell is empty" if cell == "" else f"{cell!r} is not a finite number"
-        raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; correct it, or remove the row")
+        remedy = (
+            "write the numbers of this column as 1200.5, without signs of a currency, % or marks of thousands"
+            if re.search(r"\d", cell)
+            else "correct it, or remove the row"
+        )
+        raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; {remedy}")
     return number
 
 
-def _entries(name: str, cells: list[str], numbers: Any, path: str | PathLike) -> dict[str, np.ndarray]:
-    """Return the context entries of a column: its numbers, or 0 and 1 for each group but the first."""
-    if _is_numeric(cells):
+def _entries(name: str, cells: list[str], numbers: Any, path: str | PathLike, is_code: bool) -> dict[str, np.ndarray]:
+    """Return the context entries of a column: its numbers, or 0 and 1 for each group."""
+    if not is_code and _is_numeric(cells):
         return {name: numbers(name)}
-    levels = sorted(set(cells))
+    levels = _sorted(set(cells))
     if len(levels) > _MOST_LEVELS:
         raise DataFileError(
-            f"{path}: column {name!r} has {len(levels)} different texts, expected numbers or at most {_MOST_LEVELS} groups: "
-            "group its values, or leave it out of --context"
+            f"{path}: column {name!r} has {len(levels)} different {'codes' if is_code else 'texts'}, expected "
+            f"{'' if is_code else 'numbers or '}at most {_MOST_LEVELS} groups: group its values, or leave it out of --context"
         )
     own = np.array(cells)
-    return {f"{name}={level or 'empty'}": (own == level).astype(float) for level in levels[1:]}
+    return {f"{name}={level or 'empty'}": (own == level).astype(float) for level in levels}
 
 
 def _is_numeric(cells: list[str]) -> bool:

@@ -86,6 +86,7 @@ def make_checkpoint(
         "position": projection.position,
         "head": experiment.store.digest_at(experiment.name, projection.position),
         "next_number": experiment.num_decisions,
+        "settled_until": experiment.settled_until,
     }
     contents = write_archive(
         header | dict(fields or {}), {"state": learner.state, "examples": learner.examples, **(trees or {})}
@@ -96,7 +97,7 @@ def make_checkpoint(
 
 def load_checkpoint(
     store: SqlStore, name: str, identity: Mapping[str, Any], projection: Projection, least: int
-) -> tuple[Projection, int] | None:
+) -> tuple[Projection, int, int] | None:
     """Return the newest checkpoint of this experiment and these versions that fits the stream; None if there is none.
 
     Args:
@@ -104,7 +105,8 @@ def load_checkpoint(
         least: the position that it must have learnt.
 
     Returns:
-        The state at the checkpoint, whose history is read from the stream if it is needed, and the next decision's number.
+        The state at the checkpoint, whose history is read from the stream if it is needed, the next decision's number, and the
+        position up to which no decision was overdue.
     """
     for stored in announced_checkpoints(store, name):
         header, position = stored.header, stored.position
@@ -132,7 +134,7 @@ def load_checkpoint(
                 num_late=header.get("num_late", 0),
                 digest=digest,
             )
-            return after, header["next_number"]
+            return after, header["next_number"], header.get("settled_until", 0)
         except (ValueError, KeyError, TypeError, DamagedEvent):
             continue
     return None

@@ -8,9 +8,10 @@ that every process folds the same events in the same order into the same posteri
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from ppl_bandit.journal.events import (
     new_event,
     new_id,
 )
-from ppl_bandit.journal.outcome_events import LearnRequest, learn_requests
+from ppl_bandit.journal.outcome_events import LearnRequest, Plan, learn_requests
 from ppl_bandit.journal.projection import (
     Projection,
     forgotten,
@@ -39,7 +40,6 @@ from ppl_bandit.journal.projection import (
     with_changes,
 )
 from ppl_bandit.journal.repeats import Known, choose_arms, decision_events
-from ppl_bandit.journal.stores.appending import Beside
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
 from ppl_bandit.journal.stores.store import (
     Conflict,
@@ -57,14 +57,6 @@ from ppl_bandit.posterior.task import History, Task
 from ppl_bandit.types import ExperimentStopped
 
 BuildTask = Callable[[list[Any]], tuple[Task, Learner]]  # names of the arms -> the task and the prior
-
-
-class _Record(NamedTuple):
-    """Events to record, the projection after them, but for its position, and what is written beside them."""
-
-    events: list[Event]
-    after: Projection
-    beside: Beside | None = None
 
 
 class Experiment:
@@ -222,43 +214,9 @@ class Experiment:
         be why a request is refused or known. With rivals that is likely, so they are read first.
         """
         requests = [request for request in requests if request.result is None and request.error is None]
+        plan = functools.partial(learn_requests, self.store, self.name, requests)
         with self.turn() if self._has_rivals else contextlib.nullcontext():
-            while True:
-                if self._has_rivals:
-                    self._fold_new_events()
-                projection = self.projection
-                planned = learn_requests(self.store, self.name, projection, requests)
-                if len(planned) < len(requests):
-                    self._fold_new_events()
-                    after = self.projection
-                    if after.history is not projection.history or after.task is not projection.task:
-                        for request in requests:
-                            request.result = request.error = None
-                        continue
-                if not planned:
-                    return
-                events = planned[0][1] if len(planned) == 1 else [event for _, own, _ in planned for event in own]
-                keys = [request.repeat.key(own) for request, own, _ in planned if request.repeat is not None]
-                try:
-                    recorded = self.store.append(self.name, events, after=projection.position, keys=keys)
-                    break
-                except Conflict:
-                    self._has_rivals = True
-                    self._fold_new_events()
-                except KeyTaken:  # another process has recorded this request
-                    continue
-        if recorded[0].position > projection.position + 1:
-            self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-        history, results, start = planned[0][2].projection.history, [], 0
-        for request, own, step in planned:
-            own, start = recorded[start : start + len(own)], start + len(own)
-            history = history.with_rows(step.rows, [event.position for event in own])
-            results.append((request, (own, step.info, step.warnings)))
-        self.projection = step.projection._replace(
-            history=history, num_played=self.projection.num_played, position=recorded[-1].position
-        )
-        for request, result in results:
-            request.result = result
+            self._commit(plan, reads_first=self._has_rivals)
 
     def learn_each(self, requests: Sequence[LearnRequest]) -> list[list[Event] | Exception]:
         """Learn from several calls, in one transaction where they do not depend on each other.
@@ -286,12 +244,13 @@ class Experiment:
         """
         num_decisions = 0
 
-        def make(projection: Projection) -> _Record | None:
+        def make(projection: Projection) -> Plan:
             nonlocal num_decisions
-            decisions = [event for event in self.store.owned(self.name, owner) if event.kind == DECIDED]
+            owned = self.store.owned(self.name, owner)
+            decisions = [event for event in owned if event.kind == DECIDED]
             num_decisions = len(decisions)
             if not decisions:
-                return None
+                return Plan([], projection)
             ids = [str(event.decision) for event in decisions]
             records = [fold_decision(events) for events in self.store.find(self.name, ids).values()]
             has_context = projection.task.model.context is not None
@@ -303,20 +262,21 @@ class Experiment:
                     id, body = record.decided.decision, {"reason": "erased"}
                     events.append(new_event(DISCARDED, body, decision=id, batch=batch, arm=record.arm, settles=True))
             announcement, contents = checkpoint(after)
-            return _Record([*events, announcement], after, self.store.erasure(self.name, owner, contents))
+            beside = self.store.erasure(self.name, owner, owned, contents)
+            return Plan([*events, announcement], after, beside=beside)
 
         with call_within(self.store.timeout):
             self._record(make)
-            self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
+        self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
         return num_decisions
 
     def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:
         """Record new or retired arms, or a pause, and continue with them."""
 
-        def make(projection: Projection) -> _Record:
+        def make(projection: Projection) -> Plan:
             paused = {"is_paused": True} if is_paused else {}
             event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
-            return _Record([event], self._with_arms(projection, event))
+            return Plan([event], self._with_arms(projection, event))
 
         self._record(make)
 
@@ -327,33 +287,57 @@ class Experiment:
             check: returns the body of the event, given the latest projection; None if no look is due.
         """
 
-        def make(projection: Projection) -> _Record | None:
+        def make(projection: Projection) -> Plan:
             body = check(projection)
-            return None if body is None else _Record([new_event(LOOKED, body)], _with_look(projection, body))
+            if body is None:
+                return Plan([], projection)
+            return Plan([new_event(LOOKED, body)], _with_look(projection, body))
 
         return self._record(make)
 
-    def _record(self, make: Callable[[Projection], _Record | None]) -> Projection:
-        """Record events that depend on all events before them, and return the projection after them.
+    def _record(self, make: Callable[[Projection], Plan]) -> Projection:
+        """Record events that depend on all events before them, and return the projection after them; see `_commit`."""
+        with self.fold_lock:
+            self._commit(make)
+            return self.projection
+
+    def _commit(self, make: Callable[[Projection], Plan], *, reads_first: bool = True) -> None:
+        """Record what follows from the projection, and fold it; if other events come in between, make it anew.
 
         Args:
-            make: returns what to record, given the latest projection; None for nothing.
+            make: returns what to record, given the latest projection.
+            reads_first: whether to fold what others have recorded before; otherwise after a conflict, or a refusal.
         """
-        with self.fold_lock:
-            while True:
+        while True:
+            if reads_first:
                 self._fold_new_events()
-                made = make(self.projection)
-                if made is None:
-                    return self.projection
-                events, after, beside = made
-                try:
-                    recorded = self.store.append(self.name, events, after=self.projection.position, beside=beside)
-                except Conflict:
+            projection = self.projection
+            events, after, rows, keys, beside, calls, is_complete = make(projection)
+            if not is_complete:
+                self._fold_new_events()
+                now = self.projection
+                if now.history is not projection.history or now.task is not projection.task:
                     continue
-                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-                num_played = _padded(self.projection.num_played, len(after.task.arms))
-                self.projection = after._replace(position=recorded[-1].position, num_played=num_played)
-                return self.projection
+            if not events:
+                return
+            try:
+                recorded = self.store.append(self.name, events, after=projection.position, keys=keys, beside=beside)
+                break
+            except Conflict:
+                self._has_rivals = reads_first = True
+            except KeyTaken:  # another process has recorded this request
+                continue
+        if recorded[0].position > self.projection.position + 1:
+            self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+        num_played = self.projection.num_played
+        if num_played.size < after.num_played.size:
+            num_played = _padded(num_played, after.num_played.size)
+        history = after.history.with_rows(rows, [event.position for event in recorded])
+        self.projection = after._replace(history=history, num_played=num_played, position=recorded[-1].position)
+        start = 0
+        for request, own, step in calls:
+            request.result = recorded[start : start + len(own)], step.info, step.warnings
+            start += len(own)
 
     def resume(self, position: int) -> None:
         """Fold the stream from its beginning; the rows up to a position are learnt in one batch."""
@@ -365,9 +349,9 @@ class Experiment:
             if self.projection.position <= position:
                 self.set_posterior()
 
-    def restore(self, projection: Projection, next_number: int) -> None:
+    def restore(self, projection: Projection, next_number: int, settled_until: int = 0) -> None:
         """Continue from the contents of a checkpoint or of a saved file."""
-        self.projection, self._next_number = projection, next_number
+        self.projection, self._next_number, self.settled_until = projection, next_number, settled_until
         self.checkpoint_position = projection.position
 
     def fold(self, batch: Sequence[Event], *, is_learning: bool = True) -> None:

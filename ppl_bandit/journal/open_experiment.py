@@ -175,9 +175,9 @@ def _continue(
         store.check(name)
         experiment.resume(header.last_refit)
         return experiment
-    stored, next_number = checkpoint
+    stored, *counters = checkpoint
     store.check(name, since=(stored.position, stored.digest))
-    experiment.restore(stored._replace(digest=""), next_number)  # only deciders name the snapshot they decide from
+    experiment.restore(stored._replace(digest=""), *counters)  # only deciders name the snapshot they decide from
     experiment.catch_up()
     return experiment
 

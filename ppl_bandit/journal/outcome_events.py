@@ -34,8 +34,9 @@ from ppl_bandit.journal.events import (
 )
 from ppl_bandit.journal.projection import LearningStep, Projection, context_from_leaves, learn_events
 from ppl_bandit.journal.repeats import Repeat
+from ppl_bandit.journal.stores.appending import Beside
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import Request
+from ppl_bandit.journal.stores.store import Key, Request
 from ppl_bandit.posterior.task import Rows, Task, why_not_in_part
 from ppl_bandit.program.outcomes import separable_outcomes
 from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision
@@ -73,6 +74,9 @@ class Rewards(NamedTuple):
             event = _reward_event(projection, record, reported, self.is_correction, batch)
             if event is None:
                 continue
+            window, is_first = task.windows.reward, event.settles and record.status == PENDING_STATUS
+            if is_first and window is not None and event.time - record.decided.time > window:
+                event = event._replace(body=event.body | {"is_late": True})  # it has not expired yet
             if not event.settles:
                 context = context_from_leaves(task.model, record.context)
                 _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
@@ -113,17 +117,24 @@ class Discard(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """All pending decisions made until a time: discarded, or rewarded with given values.
+    """All pending decisions made until a time, between two positions: discarded, or rewarded with given values.
 
     Outcomes and late entries that were reported before are kept.
+
+    Attributes:
+        reward: to record for them; None discards them.
+        after: a position up to which none is pending.
     """
 
     until: float
     reward: Reported | None
+    after: int = 0
+    before: int | None = None
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record."""
-        reward, pending = self.reward, [str(event.decision) for event in store.pending(name, self.until)]
+        reward, place = self.reward, (self.until, self.after, self.before)
+        pending = [str(event.decision) for event in store.pending(name, *place)]
         records, batch = _records(store, name, pending), new_ids(1)[0]
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
@@ -150,43 +161,69 @@ class LearnRequest(Request):
     repeat: Repeat | None = None
 
 
-def learn_requests(
-    store: SqlStore, name: str, projection: Projection, requests: Sequence[LearnRequest]
-) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
+class Plan(NamedTuple):
+    """Events to record.
+
+    Attributes:
+        after: the projection after them, but for its position, its numbers of decisions, and the new rows of its history.
+        rows: the new rows, each with the index of its event.
+        keys, beside: see `SqlStore.append`.
+        calls: what was learnt for which call from its own events, in order; the call gets its result once they are recorded.
+        is_complete: whether no call is left out, which may be for events that this process has not read.
+    """
+
+    events: list[Event]
+    after: Projection
+    rows: Sequence[tuple[int, Rows]] = ()
+    keys: Sequence[Key] = ()
+    beside: Beside | None = None
+    calls: Sequence[tuple[LearnRequest, list[Event], LearningStep]] = ()
+    is_complete: bool = True
+
+
+def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest], projection: Projection) -> Plan:
     """Learn from the events of several calls, one after another; return those to record.
 
-    Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
-    group, because other events are checked against those that are recorded; a request that must wait is left as it is.
+    Calls that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
+    group, because other events are checked against those that are recorded; a call that must wait is left as it is.
     """
-    names = [request.repeat.name for request in requests if request.repeat is not None]
-    found, later = store.keys(name, names) if names else {}, list[str]()
-    planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
+    repeats = [request.repeat.name for request in requests if request.repeat is not None]
+    found, later = store.keys(name, repeats) if repeats else {}, list[str]()
+    events, rows, keys = list[Event](), list[tuple[int, Rows]](), list[Key]()
+    calls: list[tuple[LearnRequest, list[Event], LearningStep]] = []
     decisions: set[str | None] = {None}  # rows of no decision are learnt alone
+    after, history = projection, projection.history
     for request in requests:
+        request.result = request.error = None  # of an attempt before
         try:
             if request.repeat is not None and request.repeat.name in later:
                 continue  # it is a repetition of a request in the group
             is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
-            events = [] if is_repeated else request.report.events(store, name, projection)
-            if not events:
+            own = [] if is_repeated else request.report.events(store, name, after)
+            if not own:
                 request.result = [], None, []
                 continue
-            is_grouped = len(requests) > 1 and _are_first_rewards(events, decisions)
-            if planned and not is_grouped:
+            is_grouped = len(requests) > 1 and _are_first_rewards(own, decisions)
+            if calls and not is_grouped:
                 continue
-            step = learn_events(projection, events)
+            step = learn_events(after, own)
         except Exception as error:
             request.error = error
             continue
-        planned.append((request, events, step))
+        if not calls:
+            history = step.projection.history
+        calls.append((request, own, step))
+        rows += [(len(events) + index, piece) for index, piece in step.rows]
+        events += own
+        keys += [request.repeat.key(own)] if request.repeat is not None else []
+        after = step.projection
         if not is_grouped:
             break
         later += [request.repeat.name] if request.repeat is not None else []
-        decisions.update(event.decision for event in events)
+        decisions.update(event.decision for event in own)
         # The positions are not known yet: no later step of the group reads them.
-        projection = step.projection
-        projection = projection._replace(history=projection.history.with_rows(step.rows, [0] * len(events)))
-    return planned
+        after = after._replace(history=after.history.with_rows(step.rows, [0] * len(own)))
+    return Plan(events, after._replace(history=history), rows, keys, None, calls, len(calls) == len(requests))
 
 
 def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.live.designs import due_look
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look, endings
@@ -114,7 +115,7 @@ def _distance(rule: StoppingRule, value: float, threshold: float, has_control: b
     what = what.format(compared=compared, **rule.settings)
     is_low = rule.name in ("inferiority", "expected_loss") or rule.settings.get("stops") == "at_most"
     is_met = value < threshold if rule.name == "inferiority" else value <= threshold if is_low else value >= threshold
-    limit = "" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
+    limit = "; it ends nothing at this look" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
     met = " (met)" if is_met else ""
     return RuleDistance(
         rule.name, value, None if math.isinf(threshold) else threshold, is_met, f"{what} is {value:.3g}{limit}{met}"
@@ -133,12 +134,12 @@ _CRITERIA = {  # what is compared, and what happens beyond the threshold
 def take_look(experiment: Experiment, design: Design) -> LookVerdict:
     """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
 
-    A look is due as soon as its number of decisions is reached. If several are, only the last of them is taken. The last look
-    of a design with `max_rows` waits until no reward is pending.
+    A look is due as soon as its number of decisions is reached, and decisions are refused until it is taken. If a slate passed
+    several, only the last of them is taken. The last look of a design with `max_rows` waits until no reward is pending.
     """
 
     def num_pending() -> int:
-        return len(experiment.store.pending(experiment.name, None))
+        return experiment.store.num_pending(experiment.name)
 
     before = experiment.projection.look
     projection = experiment.record_look(lambda latest: _look_body(latest, design, num_pending()))
@@ -147,16 +148,13 @@ def take_look(experiment: Experiment, design: Design) -> LookVerdict:
 
 def _look_body(projection: Projection, design: Design, num_pending: int) -> dict[str, Any] | None:
     """Return the event of the look that is due; None if none is."""
-    num_decisions, last = int(projection.num_played.sum()), projection.look
-    index = sum(rows <= num_decisions for rows in design.look_rows) - 1
-    if index <= (-1 if last is None else last["look"]) or (last is not None and last["ending"] != ENDINGS[CONTINUE]):
-        return None
-    if index == design.num_looks - 1 and design.max_rows is not None and num_pending:
+    index = due_look(projection, design)
+    if index is None or (index == design.num_looks - 1 and design.max_rows is not None and num_pending):
         return None
     found, allocation = _check(projection, design, index)
     return {
         "look": index,
-        "num_decisions": num_decisions,
+        "num_decisions": int(projection.num_played.sum()),
         "num_rewards": len(projection.history),
         "num_pending": num_pending,
         "ending": endings(design)[int(found.ending)],
@@ -293,7 +291,7 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        other = found.ending.replace("_", " ") + " is as asked for; {arm} leads"
+        other = "the rule " + found.ending.replace("_", " ") + " is met; {arm} leads"
         reason = _REASONS.get(found.ending, other).format(arm=shown_name(found.arm))
         lines.append(f"Stop at {at}: {reason}.")
     else:
@@ -308,9 +306,9 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines.append(f"P(best): {probs}.")
     rules = {rule.name: rule for rule in design.rules}
     for name, value in found.evidence.items():
-        threshold = rules[name].thresholds(design.num_looks)[found.look - 1]
-        limit = "none" if math.isinf(threshold) else f"{threshold:.6g}"
-        lines.append(f"{name}: {value:.6g}, threshold {limit}.")
+        threshold = float(rules[name].thresholds(design.num_looks)[found.look - 1])
+        words = _distance(rules[name], value, threshold, design.control is not None).words
+        lines.append(f"{words[0].upper()}{words[1:]}.")
     if found.allocation is not None and not found.is_stop:
         shares = ", ".join(f"{shown_name(arm)} {prob:.3f}" for arm, prob in found.allocation.items() if prob)
         lines.append(f"Allocation until the next look: {shares}.")

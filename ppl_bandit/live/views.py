@@ -164,7 +164,7 @@ class ReadableBandit:
         with self._watching:
             if self._watch is None or self._watch.settings != settings:
                 self._watch = AlarmWatch(settings)
-            self._watch.read(experiment.store, experiment.name, time.time(), model, learner)
+            self._watch.read(experiment.store, experiment.name, time.time(), projection)
             return self._watch.table(projection.task.arms.names, learner)
 
     def records(self, after: int = 0) -> Iterator[dict[str, Any]]:
@@ -271,7 +271,8 @@ class ReadableBandit:
 
         Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
         expected_loss, E[max_b theta_b - theta_a]. They are in closed form where the engine has one, and from `num_samples`
-        posterior draws otherwise; `attrs["source"]` says which. If arms are retired, the column is_retired marks them.
+        posterior draws otherwise; `attrs["source"]` says which. If arms are retired, the column is_retired marks them, and the
+        best arm is looked for among the others.
 
         Args:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt
@@ -406,12 +407,14 @@ class ReadableBandit:
         else:
             chosen = self.model.context_rows(1)
         learner, num_contexts = self._catch_up().learner, 0 if chosen is None else len(jax.tree.leaves(chosen)[0])
-        exact = closed_form(learner, self.arms, played, chosen) if num_contexts <= 1 else None
+        retired = self._experiment.projection.retired
+        is_open = ~np.isin(np.arange(len(self.arms)), list(retired)) if retired else None
+        exact = closed_form(learner, self.arms, played, chosen, is_open) if num_contexts <= 1 else None
         if exact is not None and exact.is_complete:
             return exact
         is_clocked = self.model.has_clock and num_contexts > 0
         latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
-        drawn = arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
+        drawn = arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen, is_open)
         if exact is None:
             return drawn
         return exact._replace(best_prob=drawn.best_prob, loss=drawn.loss, draws=drawn.draws)

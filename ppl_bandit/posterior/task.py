@@ -186,6 +186,8 @@ class History:
         # Joined blocks, a list of later parts, and the number of these parts that belong to this history: histories that
         # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
+        # Changes of rows that are not made yet, and the number of them that belong to this history, which share the list.
+        self._edits: tuple[list[Mapping[int, RowEdit | None]], int] = ([], 0)
         self.num_rows = num_rows
         self.num_completed = 0
 
@@ -207,7 +209,7 @@ class History:
         if len(blocks) >= _BLOCK:
             blocks = (_joined(blocks),)
         longer = History(self._outcomes, self.num_rows + sum(part[0].size for part in parts), self._load)
-        longer._parts = blocks, pieces, len(pieces)
+        longer._parts, longer._edits = (blocks, pieces, len(pieces)), self._edits
         longer.num_completed = self.num_completed
         return longer
 
@@ -225,47 +227,78 @@ class History:
         return self._whole()[3]
 
     def edited(self, edits: Mapping[int, RowEdit | None], num_completed: int = 0) -> "History":
-        """Return a history with changes at some positions; None removes a row.
+        """Return a history with changes at some positions; None removes a row, if it is there.
+
+        Changes are made when rows are read, or when there are many; removals at once.
 
         Args:
             num_completed: how many of the changes are more outcomes of a row.
         """
-        arms, values, contexts, positions = self._whole()
-        values = {name: column.copy() for name, column in values.items()}
-        is_kept = np.ones(arms.size, bool)
-        if any(edit is not None and edit.context is not None for edit in edits.values()):
-            contexts = jax.tree.map(np.copy, contexts)
-        for position, edit in edits.items():
-            row = int(np.searchsorted(positions, position))
-            if row == positions.size or positions[row] != position:  # the row of a unit that was erased
-                continue
-            if edit is None:
-                is_kept[row] = False
-                continue
-            if edit.arm is not None and edit.arm != arms[row]:
-                arms = arms.copy()
-                arms[row] = edit.arm
-            for name, value in edit.reward.items():
-                values[name][row] = value
-            for leaf, value in zip(jax.tree.leaves(contexts), edit.context or (), strict=False):
-                leaf[row] = value
-        kept = jax.tree.map(lambda leaf: leaf[is_kept], (arms, values, contexts, positions))
-        other = History(self._outcomes)
-        other.num_completed = self.num_completed + num_completed
-        return other.extended(kept) if is_kept.any() else other
+        changed = History(self._outcomes, self.num_rows, self._load)
+        changed._parts, changed.num_completed = self._parts, self.num_completed + num_completed
+        if None in edits.values():
+            rows, _ = _edited(self._whole(), edits)
+            changed._load, changed._parts, changed.num_rows = None, _parts_of(rows), rows[0].size
+            return changed
+        waiting, num_waiting = self._edits
+        waiting = waiting if len(waiting) == num_waiting else waiting[:num_waiting]
+        waiting.append(edits)
+        if len(waiting) >= _BLOCK:
+            rows, others = _edited(self._own(), {position: edit for each in waiting for position, edit in each.items()})
+            changed._parts, waiting = _parts_of(rows), [others]
+        changed._edits = waiting, len(waiting)
+        return changed
 
-    def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
+    def _own(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
+        """Return the rows that were added, without the changes."""
         blocks, pieces, num_pieces = self._parts
         parts = [*blocks, *pieces[:num_pieces]]
         if len(parts) > 1:
             parts = [_joined(parts)]
             self._parts = (parts[0],), [], 0  # the same rows
-        earlier = None if self._load is None else self._load()._whole()
-        if earlier is not None and earlier[0].size:
-            parts = [_joined([earlier, *parts])]
         if not parts:
             return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
         return parts[0]
+
+    def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
+        rows, earlier = self._own(), None if self._load is None else self._load()._whole()
+        if earlier is not None and earlier[0].size:
+            rows = _joined([earlier, rows]) if rows[0].size else earlier
+        waiting, num_waiting = self._edits
+        if num_waiting:
+            rows, _ = _edited(
+                rows, {position: edit for each in waiting[:num_waiting] for position, edit in each.items()}
+            )
+        return rows
+
+
+def _parts_of(
+    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray],
+) -> tuple[tuple[Any, ...], list[Any], int]:
+    return (rows,) if rows[0].size else (), [], 0
+
+
+def _edited(
+    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray], edits: Mapping[int, RowEdit | None]
+) -> tuple[Any, dict[int, RowEdit | None]]:
+    """Return a copy of rows with changes at their positions, and the changes at other positions."""
+    arms, values, contexts, positions = jax.tree.map(np.copy, rows)
+    is_kept, others = np.ones(arms.size, bool), {}
+    for position, edit in edits.items():
+        row = int(np.searchsorted(positions, position))
+        if row == positions.size or positions[row] != position:
+            others[position] = edit
+            continue
+        if edit is None:
+            is_kept[row] = False
+            continue
+        arms[row] = arms[row] if edit.arm is None else edit.arm
+        for name, value in edit.reward.items():
+            values[name][row] = value
+        for leaf, value in zip(jax.tree.leaves(contexts), edit.context or (), strict=False):
+            leaf[row] = value
+    kept = (arms, values, contexts, positions)
+    return (kept if is_kept.all() else jax.tree.map(lambda leaf: leaf[is_kept], kept)), others
 
 
 def _joined(pieces: Sequence[Any]) -> Any:

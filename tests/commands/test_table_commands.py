@@ -9,8 +9,8 @@ from scipy import stats
 
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.model_files import bundled_models
 from ppl_bandit.commands.tables import choose_program
+from ppl_bandit.files.model_files import bundled_models
 from ppl_bandit.inputs.tables import Table
 
 SUCCESSES, PLAYS = {"a": 20, "b": 45}, 200
@@ -75,7 +75,9 @@ def test_an_imported_table_continues_as_an_experiment(folder, capsys, warm_start
 def test_evaluate_reads_a_table_and_reports_all_arms_at_once(folder, capsys):
     status, _, err = run(capsys, "evaluate", folder / "log.csv")
     assert status == 2 and "--propensity equal" in err and "report" in err
-    status, out, _ = run(capsys, "evaluate", folder / "log.csv", "--propensity", "equal", "--json")
+    status, out, _ = run(
+        capsys, "evaluate", folder / "log.csv", "--propensity", "equal", "--json", "--out", folder / "evaluated"
+    )
     found = json.loads(out)
     assert status == 0 and found["verdict"] == "b earns more than every other arm."
     low, high = found["arms"]["b"]["interval"]
@@ -86,12 +88,23 @@ def test_evaluate_reads_a_table_and_reports_all_arms_at_once(folder, capsys):
     assert status == 0 and out.startswith("b beats a by")
 
 
+@pytest.mark.parametrize("target", [(), ("--contrast", "b", "a")])
+def test_an_evaluation_is_a_page_with_its_figure(folder, capsys, target):
+    words = ("--propensity", "equal", "--out", folder / "paged", "--html", folder / "evaluated.html")
+    status, out, _ = run(capsys, "evaluate", folder / "log.csv", *target, *words)
+    page = (folder / "evaluated.html").read_text()
+    assert status == 0 and "Page: " in out and "data:image/png" in page and "<script" not in page
+    assert out.splitlines()[0] in page and "Versions</h2>" in page
+    assert (folder / "paged" / "evaluation.png").exists() and (folder / "paged" / "table.csv").exists()
+
+
 def table(rewards, entries=None):
     arm = ["a", "b"] * (len(rewards) // 2)
     return Table(["a", "b"], arm, np.asarray(rewards, float), None, entries or {}, {}, "")
 
 
 RNG = np.random.default_rng(1)
+WILD, NARROW = RNG.negative_binomial(0.3, 0.23, 100), RNG.integers(4, 6, 100)  # about the mean of both as a variance
 
 
 @pytest.mark.parametrize(
@@ -99,10 +112,18 @@ RNG = np.random.default_rng(1)
     [
         ([0, 1, 1, 0], "binary", "every reward is 0 or 1"),
         ([1, 1, 1, 1], "binary", "every reward is 0 or 1"),
-        ([0, 12, 9, 0], "binary", "every reward is 0 or one amount of its arm"),
+        ([0, 12, 9, 0] * 5, "binary", "every reward is 0 or one amount of its arm"),
+        ([0, 0, 37.5, 12.1], "real", "50% of the rewards are 0"),  # one sale each: the amounts are not known
+        ([0, 0, 37.5, 0] * 5, "real", "75% of the rewards are 0"),  # what a sale of b would be is not known
+        ([0, 0, 5, 0, 0, 5] * 5, "binary", "every reward is 0 or one amount of its arm"),
         (RNG.poisson(3.0, 200), "counts", "the rewards are counts"),
         (10 * RNG.poisson(3.0, 200), "real", "vary more than Poisson counts"),
+        (RNG.integers(3, 6, 200), "real", "vary less than Poisson counts"),  # ratings
+        ([value for pair in zip(WILD, NARROW, strict=True) for value in pair], "real", "of their mean on arm"),
+        ([3, 4], "real", "no arm has enough rows"),
         (RNG.gamma(2.0, 5.0, 200), "positive", "every reward is positive"),
+        (RNG.lognormal(0.0, 1.7, 400), "real", "do not vary as Gamma outcomes of one shape do"),
+        (RNG.gamma([50.0, 0.5] * 100, 5.0), "real", "do not vary as Gamma outcomes of one shape do: arm"),
         (RNG.normal(size=200), "real", "real numbers"),
         (np.where(RNG.random(200) < 0.7, 0, RNG.gamma(2.0, 5.0, 200)), "real", "of the rewards are 0"),
     ],
@@ -111,6 +132,19 @@ def test_the_program_is_chosen_by_the_kind_of_outcome(rewards, program, why):
     found = choose_program(table(rewards))
     assert found.file.stem == program and why in found.words
     assert compile(found.source, "program.py", "exec")
+
+
+def test_an_amount_that_an_expression_gives_is_known_after_one_sale():
+    sold = table([0, 0, 9, 12])
+    assert choose_program(sold).file.stem == "real"
+    assert choose_program(sold._replace(has_fixed_amounts=True)).file.stem == "binary"
+    assert choose_program(sold, "binary").rewards.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_arm_without_rows_is_no_arithmetic_error():
+    lacking = table(RNG.poisson(3.0, 200))._replace(arms=["a", "b", "c"])
+    assert choose_program(lacking).file.stem == "counts"
 
 
 def test_a_context_is_standardised_in_the_text_of_the_program():

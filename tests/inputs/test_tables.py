@@ -37,9 +37,10 @@ def test_columns_can_be_named_and_valued(log):
     assert list(table.frame().columns) == ["age", "arm", "reward", "propensity"]
 
 
-def test_a_column_of_texts_becomes_an_entry_for_each_group_but_the_first(log):
+def test_a_column_of_texts_becomes_an_entry_for_each_group(log):
     entries = read_plays(log, context=["device"]).entries
     assert {name: values.tolist() for name, values in entries.items()} == {
+        "device=desktop": [0.0, 1.0, 0.0],
         "device=mobile": [1.0, 0.0, 0.0],
         "device=tablet": [0.0, 0.0, 1.0],
     }
@@ -55,6 +56,48 @@ def test_arms_that_are_numbers_are_sorted_as_numbers_and_semicolons_separate_too
     path.write_text("price;sold\n10;yes\n9;no\n")
     table = read_plays(path, arm="price", reward="sold")
     assert table.arms == ["9", "10"] and table.reward.tolist() == [1.0, 0.0]
+
+
+def test_numbers_that_are_codes_become_groups_if_asked(log):
+    table = read_plays(log, context=["price", "age"])
+    assert list(table.entries) == ["price", "age"] and "price (a number), age (a number)" in table.words
+    table = read_plays(log, context=["price:groups"])
+    assert table.entries["price=9"].tolist() == [0.0, 1.0, 1.0] and "context price (2 groups)" in table.words
+
+
+def test_whole_numbers_that_may_be_codes_are_pointed_out(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("arm,reward,region\na,1,3\nb,0,1\na,0,2\n")
+    assert "region (a number; if it is a code, --context region:groups)" in read_plays(path, context=["region"]).words
+
+
+def test_a_column_of_predictions_is_not_taken_for_propensities(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("arm,reward,probability,propensity\na,1,0,\nb,0,,0.5\n")
+    with pytest.raises(DataFileError, match="row 1, column 'propensity': the cell is empty"):
+        read_plays(path)
+    assert read_plays(path, propensity="none").propensity is None
+
+
+def test_decimal_commas_are_read_where_commas_do_not_separate(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("arm;reward;spend;date\na;1,5;1.200;01.02.2024\nb;NA;3.450;02.02.2024\nb;1.234,50;10;03.02.2024\n")
+    table = read_plays(path, context=["spend"])
+    assert table.reward.tolist() == [1.5, 1234.5] and table.entries["spend"].tolist() == [1200.0, 10.0]
+    path.write_text("arm;reward\na;1,200\nb;3,450\n")  # 1.2 or 1200
+    with pytest.raises(
+        DataFileError, match="'1,200' is not a finite number; write the numbers of this column as 1200.5"
+    ):
+        read_plays(path)
+    path.write_text("arm;reward\na;1.200\nb;3.450\n")
+    assert read_plays(path).reward.tolist() == [1.2, 3.45]
+
+
+@pytest.mark.parametrize(("value", "is_fixed"), [("price*sold", True), ("price*2", True), ("spend", False)])
+def test_a_table_says_whether_the_amounts_are_those_of_its_arms(tmp_path, value, is_fixed):
+    path = tmp_path / "log.csv"
+    path.write_text("arm,price,sold,spend\na,9,1,37.5\na,9,0,0\nb,12,1,12.1\n")
+    assert read_plays(path, value=value).has_fixed_amounts is is_fixed
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from shared_models import bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.commands.cli import main
-from ppl_bandit.journal import open_experiment
-from ppl_bandit.journal.checkpoints import make_checkpoint
+from ppl_bandit.journal import checkpoints, open_experiment
+from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
+from ppl_bandit.journal.stores.appending import IS_SETTING
 from ppl_bandit.runtime.archive import read_archive, write_archive
 
 NUM_EVENTS = 20
@@ -214,6 +216,48 @@ def test_opening_reads_the_events_after_the_checkpoint_and_no_others(path, monke
     bandit.update(first, 1, correct=True)  # a row from before the checkpoint
     before.catch_up() if hasattr(before, "catch_up") else before.pending()
     assert counts(bandit) == counts(before)
+
+
+def test_opening_reads_no_announcement_of_a_checkpoint_by_the_index_of_its_own(path):
+    with bernoulli_bandit(journal=path) as bandit:
+        for _ in range(5):
+            save_checkpoint(bandit._experiment)
+        store = bandit._journal.store
+        assert [event.kind for event in store.settings("default")] == ["opened"]
+        plan = store._query(
+            f"EXPLAIN QUERY PLAN SELECT body FROM ppl_bandit_events WHERE experiment = 'x' AND {IS_SETTING}"
+        )
+        assert "USING INDEX ppl_bandit_set " in str(plan)
+    with sqlite3.connect(path) as file:  # as an earlier version left it
+        file.execute("DROP INDEX ppl_bandit_set")
+        file.execute("CREATE INDEX ppl_bandit_settings ON ppl_bandit_events (experiment) WHERE kind = 'opened'")
+        file.execute("PRAGMA user_version=4")
+    bernoulli_bandit(journal=path).close()
+    with sqlite3.connect(path) as file:
+        names = [row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'index'")]
+    assert "ppl_bandit_set" in names and "ppl_bandit_settings" not in names
+
+
+def test_opening_after_a_correction_does_not_refit_again(path, monkeypatch):
+    bandit = bernoulli_bandit(journal=path)
+    bandit.update(bandit.history().decision[0], 1, correct=True)
+    monkeypatch.setattr(checkpoints, "rows_until", lambda *_: pytest.fail("all rows were read"))
+    assert counts(bernoulli_bandit(journal=path)) == counts(bandit)
+
+
+def test_the_first_sweep_for_overdue_decisions_goes_on_where_the_last_process_was(tmp_path):
+    options = {"journal": tmp_path / "j.db", "reward_window": 0.05}
+    with bernoulli_bandit(**options) as bandit:
+        play(bandit, 3)
+        time.sleep(0.1)
+        bandit.expire()
+        settled = bandit._experiment.settled_until
+        assert settled == 7
+        bandit.select()
+    bandit = bernoulli_bandit(**options)
+    assert bandit._experiment.settled_until == settled
+    time.sleep(0.06)
+    assert bandit.expire() == 1 and bandit.pending().empty
 
 
 def test_the_newest_valid_checkpoint_is_read(path):

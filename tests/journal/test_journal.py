@@ -357,6 +357,7 @@ def test_arms_are_added_and_retired_and_the_stream_knows(tmp_path):
     assert bandit.add_arm("top") == "top"
     np.testing.assert_allclose(counts(bandit), (ones + [1.0], zeros + [1.0]), rtol=1e-9)  # a new arm is at its prior
     other = Bandit(model, **options)
+    assert other._experiment.checkpoint_position == bandit._experiment.checkpoint_position > 0  # it learnt no row again
     bandit.retire_arm("control")
     assert other.select().propensities[0] == 0.0  # the other process follows
     assert {other.select().arm for _ in range(30)} <= {"low", "high", "top"}
@@ -461,6 +462,13 @@ def test_a_history_edits_rows_by_position():
     assert len(edited) == arms.size == 598
     assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300
     assert len(history) == 599 and history.rows()[1]["reward"][299] == 300.0
+    for position in range(
+        599, 0, -1
+    ):  # one by one, more than are kept until rows are read; some rows are not loaded yet
+        edited = edited.edited({position: RowEdit({"reward": -float(position)})})
+    later = History(("reward",), 599, lambda: history).edited({7: RowEdit({"reward": 0.5}, None, 2)}, 1)
+    assert edited.rows()[1]["reward"].tolist() == (-edited.positions()).tolist() and len(edited) == 598
+    assert (later.rows()[0][6], later.rows()[1]["reward"][6], later.num_completed) == (2, 0.5, 1)
 
 
 def test_rewards_of_threads_that_wait_are_recorded_together_and_a_wrong_one_is_refused_alone(
@@ -491,6 +499,25 @@ def test_rewards_of_threads_that_wait_are_recorded_together_and_a_wrong_one_is_r
     assert check_replay(bandit, "default").position is None
     bandit.update(decisions[3], 0, correct=True)  # the row is found by its position
     assert counts(bandit) == counts(make(parts, journal=tmp_path / "j.db"))
+
+
+def test_a_reward_that_is_refused_at_first_and_then_recorded_is_no_error(parts, tmp_path, monkeypatch):
+    """Another process records the decision, and a reward, before the group of both rewards is recorded."""
+    bandit, other = make(parts, journal=tmp_path / "j.db"), make(parts, journal=tmp_path / "j.db")
+    own, theirs, later = bandit.select(), other.select(), "f" * 32
+    store = bandit._journal.store
+    append = store.append
+
+    def after_another(name, events, **options):
+        monkeypatch.undo()
+        (event,) = store.newest_decisions(name, 1)
+        append(name, [event._replace(decision=later, batch=new_id(), number=event.number + 1)])
+        other.update(theirs, 0)
+        return append(name, events, **options)
+
+    monkeypatch.setattr(store, "append", after_another)
+    rows = [{"decision": id, "reward": 1, "request_id": id} for id in (own.id, later)]
+    assert bandit.update_each(rows) == [True, True] and bandit.num_rewards == 3
 
 
 def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypatch):

@@ -194,7 +194,7 @@ def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
     cases = {
         noise: "it is not a journal",
         foreign: "SQLite file of another application",
-        newer: "version 99, this release reads up to 4: upgrade",
+        newer: "version 99, this release reads up to 5: upgrade",
         cut: "damaged",
         alone: "copied without alone-wal, which has its records: copy both",
         tmp_path: "not a regular file",

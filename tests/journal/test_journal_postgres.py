@@ -1,5 +1,6 @@
 """The same promises with PostgreSQL: a real server on loopback, stopped and started in the middle."""
 
+import hashlib
 import os
 import signal
 import sys
@@ -154,6 +155,33 @@ def test_a_server_process_that_is_stopped_is_an_error_in_time(server, left_by_ct
         journal.verify(name)
 
 
+def test_a_refusal_after_a_commit_whose_answer_was_lost_does_not_say_that_nothing_was_recorded(server, monkeypatch):
+    """As by a standby that takes over: the numbers of the decision are not used again."""
+    with bernoulli_bandit(journal=server.url, name="lost") as bandit:
+        bandit.select()
+        backend, attempts = bandit._journal.store._backend, []
+        run_once = type(backend)._run_once
+
+        def lose_the_answer(self, connection, work, locks):
+            if locks:
+                attempts.append(connection)
+            if len(attempts) == 2:
+                raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")
+            result = run_once(self, connection, work, locks)
+            if attempts:
+                connection.close()
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(backend), "_run_once", lose_the_answer)
+            with pytest.raises(JournalError, match="may or may not have been recorded: call again"):
+                bandit.select()
+        bandit.select()
+        made = [event for event in bandit._journal.events("lost") if event.kind == DECIDED]
+        assert [event.number for event in made] == [0, 1, 2]
+
+
 def test_a_journal_of_version_1_gains_heads_and_reading_creates_nothing(server):
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute("CREATE DATABASE other")
@@ -204,9 +232,47 @@ def test_units_requests_and_erasure_on_postgresql(server):
         for table in ("events", "personal", "keys", "checkpoints", "heads"):
             rows = admin.execute(f"SELECT t::text FROM ppl_bandit_{table} t").fetchall()
             assert "somebody" not in str(rows)
-        (path,) = admin.execute("SELECT pg_relation_filepath('ppl_bandit_personal')").fetchone()
-    assert b"somebody" not in (Path(server.data) / path).read_bytes()
+        names = ("personal", "keys", "checkpoints", "personal_of", "keys_of")
+        paths = [admin.execute(f"SELECT pg_relation_filepath('ppl_bandit_{name}')").fetchone()[0] for name in names]
+    digest = hashlib.sha256(b"somebody@example.org").hexdigest().encode()
+    for path in paths:
+        found = (Path(server.data) / path).read_bytes()
+        assert b"somebody" not in found and digest not in found
     assert other.select(unit="somebody@example.org").id != first.id
     assert other.num_rewards == bandit.num_rewards == 1
     other.close()
     bandit.close()
+
+
+def test_an_erasure_says_if_the_role_may_not_write_the_tables_anew(server):
+    name = "of another owner"
+    with (
+        bernoulli_bandit(journal=server.url, name=name) as owner,
+        psycopg.connect(server.url, autocommit=True) as admin,
+    ):
+        owner.select(unit="another@example.org")
+        admin.execute("CREATE ROLE writer LOGIN PASSWORD 'word'")
+        admin.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO writer")
+        url = server.url.replace(f"tester:{postgres_server.PASSWORD}", "writer:word")
+        with bernoulli_bandit(journal=url, name=name) as bandit:
+            with pytest.raises(
+                JournalError, match="the unit is erased, but .* let the owner of the tables run VACUUM FULL"
+            ):
+                bandit.erase("another@example.org")
+        assert owner.erase("another@example.org") == 0  # it is erased, and now the pages are written anew
+        admin.execute("CHECKPOINT")
+        (path,) = admin.execute("SELECT pg_relation_filepath('ppl_bandit_personal')").fetchone()
+        assert b"another@" not in (Path(server.data) / path).read_bytes()
+
+
+def test_rewriting_the_tables_may_take_longer_than_a_call(server):
+    with Journal(server.url, timeout=1.0) as journal, psycopg.connect(server.url) as reader:
+        bandit = bernoulli_bandit(journal=journal, name="slow")
+        bandit.select(unit="somebody@example.org")
+        reader.execute("SELECT * FROM ppl_bandit_personal").fetchall()  # it holds a lock until its transaction ends
+        threading.Timer(0.5, reader.rollback).start()
+        assert bandit.erase("somebody@example.org") == 1
+        reader.execute("SELECT * FROM ppl_bandit_personal").fetchall()
+        bandit.select(unit="other")
+        with pytest.raises(JournalError, match="the unit is erased, but .*lock timeout.*call erase again"):
+            bandit.erase("other")

@@ -166,6 +166,14 @@ def test_rewards_in_part_survive_a_crash_a_file_and_a_replay(tmp_path):
     again.update(third.id, {"sale": 1})
     rows = [rows[0], (second.arm, 1, 2.0, 1), (third.arm, 1, None, None)]
     assert_posterior(again, rows)
+    again.close()
+    again, read = make(journal=path), []
+    load = again._experiment.history._load
+    again._experiment.history._load = lambda: read.append(True) or load()
+    again.update(third.id, {"spend": 1.0})  # a row from before the checkpoint, which is not read for it
+    rows[2] = (third.arm, 1, 1.0, None)
+    assert_posterior(again, rows)
+    assert not read and again._experiment.history.rows()[1]["spend"].tolist() == [4.0, 2.0, 1.0] and read
     again.select()
     projection = make(journal=tmp_path / "other.db")._experiment.projection
     replayed = replay(again._experiment.store, "default", 0, projection.task, projection.prior, again._build)

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from shared_models import THOMPSON, bernoulli_bandit
+from shared_models import THOMPSON, bernoulli_bandit, bernoulli_model
 
 from ppl_bandit.live.show.lookahead import LossesAfter, simulated_pseudo_counts
-from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.overview import Overview, arm_overview
 from ppl_bandit.live.show.report import make_report
 from ppl_bandit.numerics.tail_excess import loss_after, losses_from_table
 
@@ -91,6 +91,49 @@ def test_a_report_without_rewards_or_with_wrong_numbers():
     assert str(fresh.report()).startswith("No rewards yet. By the prior, arm 0 has the expected reward 0.5 (mean; ")
     with pytest.raises(ValueError, match="more"):
         fresh.report(more=(0,))
+
+
+def test_a_retired_arm_does_not_lead():
+    """Retired arms keep their row, but are compared with no other: numbers as if the bandit never had them."""
+    draws = np.random.default_rng(0).beta([4, 6, 10], [8, 6, 2], (500, 3))
+    is_open = np.array([True, True, False])
+    found = arm_overview(bernoulli_model(3), ["a", "b", "best"], np.zeros(30, int), {"rate": draws}, is_open=is_open)
+    fresh = arm_overview(bernoulli_model(2), ["a", "b"], np.zeros(30, int), {"rate": draws[:, :2]})
+    assert found.leaders.tolist() == [1, 0, 2] and found.best_prob[2] == 0.0
+    np.testing.assert_allclose(found.best_prob[:2], fresh.best_prob)
+    np.testing.assert_allclose(found.loss[:2], fresh.loss, rtol=1e-6)
+    assert found.loss[2] < 0  # it would earn more
+    empty = {"played": np.zeros(1, int), "title": "t", "evidence": "e", "num_pending": 0, "oldest": ""}
+    report = make_report(found, LossesAfter({}, np.nan), **empty)
+    assert (report.leader, report.runner_up) == ("b", "a")
+    assert (
+        "It is the best of 2 arms with probability" in report.text and "Retired, and not compared: best." in report.text
+    )
+    alone = make_report(found._replace(is_open=np.array([False, True, False])), LossesAfter({}, np.nan), **empty)
+    assert alone.runner_up is None and alone.text.startswith("b leads")
+
+
+@pytest.mark.slow
+def test_a_report_is_that_of_a_bandit_without_the_retired_arms():
+    made, fresh = bernoulli_bandit(3, arms=["a", "b", "best"]), bernoulli_bandit(2, arms=["a", "b"])
+    rows = {"a": [1] * 3 + [0] * 7, "b": [1] * 5 + [0] * 5, "best": [1] * 9 + [0]}
+    for bandit in (made, fresh):
+        for arm in bandit.arms:
+            bandit.update_many(arms=[arm] * 10, rewards=rows[arm])
+    assert made.report(more=(100,)).leader == "best"
+    made.retire_arm("best")
+    report, expected = made.report(more=(100,)), fresh.report(more=(100,))
+    assert (report.leader, report.runner_up) == ("b", "a")
+    assert (
+        "It is the best of 2 arms with probability" in report.text and "Retired, and not compared: best." in report.text
+    )
+    assert report.best_prob == pytest.approx(expected.best_prob, abs=1e-3)
+    assert report.loss == pytest.approx(expected.loss, rel=0.02)  # the error of the moments is 1%
+    assert report.loss_after[100] == pytest.approx(expected.loss_after[100], abs=0.1 * report.loss)  # 4,000 draws
+    table = made.summary().set_index("arm")
+    assert table.best_arm_prob["best"] == 0.0 and table.expected_loss["best"] < 0  # it would earn more
+    made.retire_arm("a")
+    assert made.report().runner_up is None and made.report().text.startswith("b leads")
 
 
 @pytest.mark.parametrize(

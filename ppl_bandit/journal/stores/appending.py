@@ -30,7 +30,7 @@ from ppl_bandit.journal.stores.store import Conflict, JournalError, Key, KeyTake
 
 VERSION_WITH_HEADS = 2
 VERSION_WITH_OPENINGS = 4
-VERSION = 4
+VERSION = 5
 TABLES = (
     """CREATE TABLE IF NOT EXISTS ppl_bandit_events (
         experiment TEXT NOT NULL, position BIGINT NOT NULL, kind TEXT NOT NULL, decision TEXT, batch TEXT NOT NULL,
@@ -39,8 +39,8 @@ TABLES = (
     """CREATE INDEX IF NOT EXISTS ppl_bandit_by_decision ON ppl_bandit_events (experiment, decision)
         WHERE decision IS NOT NULL""",
     """CREATE INDEX IF NOT EXISTS ppl_bandit_learnt ON ppl_bandit_events (experiment, position) WHERE kind <> 'decided'""",
-    """CREATE INDEX IF NOT EXISTS ppl_bandit_settings ON ppl_bandit_events (experiment, position)
-        WHERE kind IN ('opened', 'changed', 'arms', 'looked', 'checkpoint')""",
+    """CREATE INDEX IF NOT EXISTS ppl_bandit_set ON ppl_bandit_events (experiment, position)
+        WHERE kind IN ('opened', 'changed', 'arms', 'looked')""",
     """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_ids ON ppl_bandit_events (experiment, decision)
         WHERE kind = 'decided'""",
     """CREATE TABLE IF NOT EXISTS ppl_bandit_checkpoints (
@@ -69,15 +69,18 @@ _OPENINGS_OF_EXPERIMENTS = (
     "INSERT INTO ppl_bandit_openings SELECT experiment, 1 FROM ppl_bandit_heads",
     "DROP INDEX IF EXISTS ppl_bandit_numbers",
 )
-# The same words as in the index ppl_bandit_settings, which is used for this condition.
-IS_SETTING = "kind IN ('opened', 'changed', 'arms', 'looked', 'checkpoint')"
+# Before version 5 this index held every checkpoint, so that opening took the longer the more there had been.
+_SETTINGS_ALONE = "DROP INDEX IF EXISTS ppl_bandit_settings"
+# The same words as in the index ppl_bandit_set, which is used for this condition.
+IS_SETTING = "kind IN ('opened', 'changed', 'arms', 'looked')"
 COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, body"
 
 
 def upgrades_from(version: int) -> tuple[str, ...]:
     """Return the statements that fill the tables which a journal of an earlier version did not have."""
     heads = (_HEADS_OF_EVENTS,) if version < VERSION_WITH_HEADS else ()
-    return (*heads, *_OPENINGS_OF_EXPERIMENTS) if version < VERSION_WITH_OPENINGS else heads
+    openings = _OPENINGS_OF_EXPERIMENTS if version < VERSION_WITH_OPENINGS else ()
+    return (*heads, *openings, _SETTINGS_ALONE)
 
 
 def event_from_row(experiment: str, row: Sequence[Any]) -> Event:
@@ -196,12 +199,9 @@ class AppendRequest(Request):
 
 
 def append_requests(
-    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest]
 ) -> list[list[Event] | Exception]:
     """Append events and return, for each request, the events with their positions, or the reason why they were refused.
-
-    Args:
-        is_again: whether the transaction may have been committed before.
 
     Raises:
         JournalError: if events were removed from the end of the stream.
@@ -216,7 +216,7 @@ def append_requests(
     rows: list[tuple] = []
     others: dict[str, list[tuple]] = {}
     for request in requests:
-        recorded = _find_recorded(execute, request) if is_again or request.is_tried else []
+        recorded = _find_recorded(execute, request) if request.is_tried else []
         request.is_tried = True
         if recorded:
             results.append(recorded)

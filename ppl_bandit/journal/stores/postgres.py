@@ -6,7 +6,8 @@ three round trips: begin and lock; read the end of the stream; write and commit.
 
 Connections come from a pool, so a writer that waits for a lock blocks no reader. A call whose connection breaks is made again,
 within its limit, and first looks up whether it was committed, so that nothing is recorded twice. This also finds connections
-that broke while they were idle, so the pool does not check them, which would cost each call a round trip.
+that broke while they were idle, so the pool does not check them, which would cost each call a round trip. An error says that
+nothing was recorded only if no attempt came as far as its commit.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.staged import has_staging
+from ppl_bandit.journal.stores.staged import OF_KEYS, has_staging
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, call_within, seconds_left
 
 _MAX_CONNECTIONS = 4  # threads that append share one; the others read
@@ -25,6 +26,7 @@ _SECONDS_TO_RECONNECT = 2.0  # after which the pool begins anew: its pauses doub
 _TURN_TIMEOUT = (
     1.0  # seconds to wait for the turn to learn, which only avoids conflicts: 2.4 times as fast in four processes
 )
+_MAX_IDLE = 1.0  # seconds that a process which is stopped keeps the lock of the keys; it tries again when it goes on
 _GRACE = 1.0  # seconds that the server gets to end a statement itself, before the connection is closed
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
@@ -67,41 +69,54 @@ class PostgresBackend:
 
     def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
         """Return the rows that a statement finds."""
-        return self.run(lambda execute, is_again: execute(statement, parameters))
+        return self.run(lambda execute: execute(statement, parameters))
 
-    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+    def run(self, work: Callable[[Execute], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction, again if its connection breaks."""
-        is_again = False
+        may_be_recorded = False
         while True:
             connection = None
             try:
                 with self._pool.connection(seconds_left()) as connection:
-                    return self._run_once(connection, work, locks, is_again)
-            except self._pools.PoolClosed:
-                raise JournalError(f"{self.label}: the journal was closed: open it again") from None
+                    connection.may_commit = False
+                    return self._run_once(connection, work, locks)
             except self._psycopg.Error as error:
-                if connection is not None and not connection.closed:
+                is_refused = connection is not None and not connection.closed
+                may_be_recorded |= connection is not None and connection.closed and connection.may_commit
+                is_closed = isinstance(error, self._pools.PoolClosed)
+                if is_closed and not may_be_recorded:
+                    raise JournalError(f"{self.label}: the journal was closed: open it again") from None
+                if is_refused and not may_be_recorded:
                     raise self._refusal(error) from None
-                is_again = is_again or connection is not None
-                if seconds_left() <= 0.001:
+                if is_refused or is_closed or seconds_left() <= 0.001:
                     raise JournalTimeout(
                         f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                         "recorded: call again with the same decision and reward; it counts once"
                     ) from None
 
-    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
+    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND position = ?"
 
     can_stage = True
 
     def scrub(self) -> None:
-        """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
-
-        def work(execute: Execute, is_again: bool) -> None:
-            staged = ["ppl_bandit_staged"] if has_staging(execute) else []
-            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints", *staged):
-                execute(f"VACUUM FULL {table}")
-
-        self.run(work)
+        """Write the tables anew, however long that takes: PostgreSQL keeps deleted rows in their pages."""
+        tables = "personal", "keys", "checkpoints", *(["staged"] if self.run(has_staging) else [])
+        try:
+            with self._psycopg.connect(**self._options()) as connection:
+                connection.execute(f"SET statement_timeout TO 0; SET lock_timeout TO {int(1000 * self.timeout)}")
+                notices: list[str] = []  # a table of another owner is left out with a warning
+                connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+                for table in tables:
+                    connection.execute(f"VACUUM FULL ppl_bandit_{table}")
+                why = "; ".join(notices)
+        except self._psycopg.Error as error:
+            why = self._scrubbed(error)
+        if why:
+            names = ", ".join(f"ppl_bandit_{table}" for table in tables)
+            raise JournalError(
+                f"{self.label}: the unit is erased, but the pages of its rows could not be written anew ({why}): call erase "
+                f"again, or let the owner of the tables run VACUUM FULL {names}"
+            )
 
     @contextlib.contextmanager
     def turn(self, experiment: str) -> Iterator[None]:
@@ -157,9 +172,7 @@ class PostgresBackend:
         """Close the connections."""
         self._pool.close(timeout=1.0)
 
-    def _run_once(
-        self, connection: Any, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool
-    ) -> Result:
+    def _run_once(self, connection: Any, work: Callable[[Execute], Result], locks: Sequence[str]) -> Result:
         writes: list[tuple[str, Sequence[Any]]] = []
 
         def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
@@ -171,15 +184,17 @@ class PostgresBackend:
             return cursor.fetchall() if cursor.description else []
 
         if not locks:
-            return work(execute, is_again)
+            connection.may_commit = True  # with every statement
+            return work(execute)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
+        if any(name.endswith(OF_KEYS) for name in locks):
+            begin.append(f"SET LOCAL idle_in_transaction_session_timeout TO {int(1000 * min(_MAX_IDLE, self.timeout))}")
         for name in locks:
             begin.append(f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
-        result = work(execute, is_again)
-        with (
-            connection.pipeline() if self._psycopg.Pipeline.is_supported() else contextlib.nullcontext()
-        ):  # one round trip
+        result, connection.may_commit = work(execute), True
+        is_supported = self._psycopg.Pipeline.is_supported()
+        with connection.pipeline() if is_supported else contextlib.nullcontext():  # one round trip
             for statement, rows in writes:
                 connection.cursor().executemany(statement, rows)
             connection.execute("COMMIT")
@@ -217,9 +232,9 @@ class PostgresBackend:
             with call_within(self.timeout), _limited_connection().connect(**self._options()) as connection:
                 self._configure(connection)
                 if self.read_only:
-                    self.version = self._run_once(connection, self._recorded_version, (), False)
+                    self.version = self._run_once(connection, self._recorded_version, ())
                 else:
-                    self._run_once(connection, self._create_tables, ["ppl_bandit tables"], False)
+                    self._run_once(connection, self._create_tables, ["ppl_bandit tables"])
         except self._psycopg.Error as error:
             if connection is not None and not connection.closed:
                 raise self._refusal(error) from None
@@ -227,7 +242,7 @@ class PostgresBackend:
                 f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
             ) from None
 
-    def _create_tables(self, execute: Execute, is_again: bool) -> None:
+    def _create_tables(self, execute: Execute) -> None:
         found = self._find_version(execute)
         if found is not None and found >= VERSION:
             return
@@ -239,7 +254,7 @@ class PostgresBackend:
         execute("DELETE FROM ppl_bandit_journal")
         execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
 
-    def _recorded_version(self, execute: Execute, is_again: bool) -> int:
+    def _recorded_version(self, execute: Execute) -> int:
         found = self._find_version(execute)
         if found is None:
             raise JournalError(f"there is no journal in {self.label}: give the URL that the bandit was given")
@@ -308,6 +323,8 @@ def _limited_connection() -> Any:
 
     class LimitedConnection(psycopg.Connection):
         """A server process that is stopped ends no statement itself, so the client stops waiting."""
+
+        may_commit = False  # whether the call that uses it has sent what may commit
 
         def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
             """Wait for the answer to a statement, within the limit of the call."""

@@ -18,7 +18,7 @@ class JournalError(RuntimeError):
 
 
 class JournalTimeout(JournalError):
-    """A call took longer than the journal's `timeout`; the message says whether it may have been recorded."""
+    """A call took longer than the journal's `timeout`, or broke off; the message says whether it may have been recorded."""
 
 
 class DamagedEvent(JournalError):

@@ -51,7 +51,7 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
     projection, counts = experiment.projection, found.pseudo_counts
     task, contexts = projection.task, None
     # The formula is for expected rewards that stay as they are.
-    if len(found.arms) == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
+    if found.num_open == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
         return LossesAfter({}, np.nan)
     if found.num_contexts:
         contexts = experiment.history.rows()[2] if len(experiment.history) else task.model.context_rows(1)
@@ -63,18 +63,18 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
         assert averaged is not None  # it is made from draws
         table = averaged
         if counts is None:
-            simulated = found.leaders[:_NUM_SIMULATED]
+            simulated = found.leaders[: min(_NUM_SIMULATED, found.num_open)]
             given = task.model, drawn, table, simulated, contexts, found.num_rewards, task.seed
             counts = simulated_pseudo_counts(*given)
-    shares = _shares(experiment, contexts)
+    is_open = task.arms.all_allowed if found.is_open is None else found.is_open
+    shares, equal = _shares(experiment, contexts)[is_open], np.full(found.num_open, 1 / found.num_open)
+    table, counts = table[:, is_open], counts[is_open]
     now, loss = loss_after(table, 0.0 * shares, counts), float(found.loss[found.leaders[0]])
 
     # Both are means over the same draws: their ratio is more accurate than either.
     def loss_with(rows: np.ndarray) -> float:
         return float(np.clip(loss_after(table, rows, counts) / now if now > 0 else 0.0, 0.0, 1.0)) * loss
 
-    open_arms = np.asarray(task.arms.mask(None), float)
-    equal = open_arms / open_arms.sum()
     return LossesAfter({n: loss_with(n * shares) for n in numbers}, loss_with(max(numbers) * equal))
 
 

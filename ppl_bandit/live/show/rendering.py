@@ -7,7 +7,7 @@ import numpy as np
 from ppl_bandit.display.figure_style import density_grid, escaped, figure_tools, kernel_density, reward_label, styles
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.show.overview import ORDERS, Overview
-from ppl_bandit.types import DETAILS, Explanation, Selector
+from ppl_bandit.types import Explanation, Selector, without_details
 
 NUM_LEADING = 15  # arms that get a row of their own; the others share one
 _MAX_DENSITIES = 6  # arms whose densities can be told apart
@@ -82,7 +82,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
         for row, width in zip(rows, widths, strict=True):
             axis.annotate(f"{width:.2f}", (width, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
         axis.set(xlabel=heading, xlim=(0.0, 1.3 * max(*widths, 0.1)))
-    axes[0].set(xlabel=f"{label}: posterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
+    axes[0].set(xlabel=f"{label}\nposterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
     axes[0].set_yticklabels([name if len(name) <= 28 else f"{name[:27]}..." for name in names], fontsize=8.5)
     axes[0].grid(axis="x", color="0.92")
     axes[0].set_axisbelow(True)
@@ -138,18 +138,16 @@ def explanation_text(
         details: whether to show the lines with measures and with what was tried.
         late: a note on context entries that are known only with the reward; empty if there are none.
     """
-    verdict, _, certificate = str(explanation).partition("\n")
-    kept = [line for line in certificate.strip("\n").splitlines() if details or not line.startswith(DETAILS)]
-    if len(kept) < len(certificate.strip("\n").splitlines()):
-        kept.append("  `explain(details=True)` adds the measures, and what was tried")
+    verdict, _, certificate = (str(explanation) if details else explanation.summary).partition("\n")
+    kept = certificate.strip("\n").splitlines()
     num_rewards = int(found.num_rewards.sum())
     lines = [verdict, "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}; {found.source}"]
     if doubts:
-        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts}")
+        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts if details else without_details(doubts)}")
     if log_evidence is not None:
         lines.append(
-            f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "
-            "with another program's on the same rewards"
+            "  to compare programs on the same rewards, the larger is better: log evidence "
+            f"{log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f})"
         )
     if found.num_contexts:
         if found.num_contexts == 1:

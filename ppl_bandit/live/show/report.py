@@ -1,6 +1,6 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs
+from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.lookahead import LossesAfter
-from ppl_bandit.live.show.overview import ByContext, Overview
+from ppl_bandit.live.show.overview import ByContext, Overview, Segment
 from ppl_bandit.live.show.rendering import html_table, plot_bandit, posterior_kind
 from ppl_bandit.live.show.reward_curves import RewardCurves, plot_profiles
-from ppl_bandit.types import Explanation
+from ppl_bandit.types import Explanation, without_details
 
 _MOST_NAMED = 6  # arms in a sentence
+_MOST_SEGMENTS = 4  # in a sentence
 _NEGLIGIBLE = 1e-4  # of the expected reward: a loss that no decision is made on
 _LEAST_WORTH = 0.02  # of today's loss: less is within the error of the loss after more decisions
 
@@ -33,7 +34,8 @@ class Report:
         runner_up: the arm with the next largest; None if there is one arm.
         mean, interval: posterior mean of the leader's expected reward, and its central 95% interval.
         lead, lead_interval: how much more the leader earns than the runner-up, with the central 95% interval.
-        best_prob: probability that the leader is the best arm; over several contexts, that it is the best single arm.
+        best_prob: probability that the leader is the best arm of those that are not retired; over several contexts, that it is
+            the best single arm.
         loss: expected loss of choosing the leader now, per decision: E[max_b theta_b - theta_leader]; over several contexts,
             against the best arm of each.
         loss_after: {n: the same after n more decisions}.
@@ -42,6 +44,7 @@ class Report:
         age: how old the posterior behind the decisions of deciders was; None if there are none.
         lead_shares: {arm: share of the contexts in which it leads}; None for fewer than two contexts.
         rules: what each stopping rule of the design would find now.
+        segments: the leader for each value, group or half of an entry of the context; empty for fewer than two contexts.
         gain, gain_interval: how much more choosing the leader of each context earns per decision than the best single arm, and
             the central 95% interval; None likewise.
     """
@@ -62,6 +65,7 @@ class Report:
     played: np.ndarray = field(repr=False)
     title: str = field(repr=False)
     lead_shares: Mapping[Any, float] | None = None
+    segments: tuple[Segment, ...] = ()
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
     rules: tuple[RuleDistance, ...] = ()
@@ -82,6 +86,7 @@ class Report:
         if self.lead_shares is not None:
             found |= {"gain": self.gain, "gain_interval": self.gain_interval}
             found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
+            found["segments"] = [one._asdict() | {"leader": self.overview.arms[one.leader]} for one in self.segments]
         found["age"] = None if self.age is None else self.age._asdict()
         found["rules"] = [rule._asdict() for rule in self.rules]
         return found | {"loss_after": {str(n): loss for n, loss in self.loss_after.items()}, "arms": arms}
@@ -106,6 +111,8 @@ class Report:
             f'<div class="wide">{html_table(self.overview)}</div>',
             html_figure(answer, self.plot()),
         ]
+        if self.segments:
+            parts.append(_html_segments(self.segments, self.overview.arms))
         by_context = self.plot_contexts()
         if by_context is not None:
             parts.append(html_figure("Expected reward of each arm along the entries of the context.", by_context))
@@ -166,14 +173,18 @@ def make_report(
         f"95% interval {interval[0]:.4g} to {interval[1]:.4g}{where})"
     ]
     runner_up, lead = None, (np.nan, np.nan, np.nan)
-    if order.size > 1:
+    if found.num_open > 1:
         second = int(order[1])
         runner_up, lead = found.arms[second], found.lead(leader, second)
         lines[0] += f", {lead[0]:.3g} more than {name_of(runner_up)} (95% interval {lead[1]:.3g} to {lead[2]:.3g})"
-        kind = f"best of {order.size} arms" if personal is None else f"best single one of {order.size} arms"
-        lines.append(f"It is the {kind} with probability {probability(best_prob)}.")
+        kind = f"best of {found.num_open} arms" if personal is None else f"best single one of {found.num_open} arms"
+        retired = _names_of(found.arms[arm] for arm in order[found.num_open :])
+        lines.append(
+            f"It is the {kind} with probability {probability(best_prob)}."
+            + (f" Retired, and not compared: {retired}." if retired else "")
+        )
         if personal is not None:
-            lines.append(_context_text(found, personal, leader))
+            lines += _context_lines(found, personal, leader)
         lines.append(_loss_text(float(found.loss[leader]), after, personal is not None, float(found.mean[leader])))
     lines[0] += "."
     if rules:
@@ -205,6 +216,7 @@ def make_report(
         played,
         title,
         None if personal is None else dict(zip(found.arms, personal.lead_shares.tolist(), strict=True)),
+        () if personal is None else personal.segments,
         None if personal is None else personal.gain,
         None if personal is None else personal.gain_interval,
         rules,
@@ -224,7 +236,7 @@ def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: 
     """
     text = f"{posterior_kind(explanation)} posterior of the program {name}, {found.source}"
     if doubts:
-        return f"{text}. NOT TRUSTED: {doubts}"
+        return f"{text}. NOT TRUSTED: {without_details(doubts)}"
     return text if explanation.is_exact else f"{text}; no diagnostic contradicts the draws"
 
 
@@ -238,11 +250,17 @@ def probability(value: float) -> str:
     return "below 0.001" if value < 0.0005 else "above 0.999" if value > 0.9995 else f"{value:.3f}"
 
 
-def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
-    """Return in which share of the contexts each arm leads, and what choosing by context is worth."""
+def _names_of(arms: Iterable[Any]) -> str:
+    names = [name_of(arm) for arm in arms]
+    more = [f"{len(names) - _MOST_NAMED} others"] if len(names) > _MOST_NAMED else []
+    return ", ".join(names[:_MOST_NAMED] + more)
+
+
+def _context_lines(found: Overview, personal: ByContext, leader: int) -> list[str]:
+    """Return in which share of the contexts and in which segments each arm leads, and what choosing by context is worth."""
     order = [int(arm) for arm in np.argsort(-personal.lead_shares, kind="stable") if personal.lead_shares[arm] > 0]
     if order == [leader]:
-        return f"It leads in each of the {found.num_contexts} contexts, so choosing by context gains nothing."
+        return [f"It leads in each of the {found.num_contexts} contexts, so choosing by context gains nothing."]
     shares = ", ".join(f"{name_of(found.arms[arm])} {personal.lead_shares[arm]:.0%}" for arm in order[:_MOST_NAMED])
     others = len(order) - _MOST_NAMED
     more = (
@@ -252,12 +270,36 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
     )
     low, high = personal.gain_interval
     shown = "" if low > 0 else "; no gain is shown"
-    return (
+    lines = [
         f"Share of the {found.num_contexts} contexts in which each arm leads: {shares}{more}. "
         f"Choosing the leader of each context earns {personal.gain:.3g} more per decision than "
         f"{name_of(found.arms[leader])} alone (95% interval {low:.3g} to {high:.3g}"
         f"{shown})."
-    )
+    ]
+    if personal.segments:
+        lines.append(_segments_text(found, personal.segments, leader))
+    return lines
+
+
+def _segments_text(found: Overview, segments: Sequence[Segment], leader: int) -> str:
+    """Return where another arm than the best single one leads, the segments with most to gain first."""
+    name = name_of(found.arms[leader])
+    others = sorted((one for one in segments if one.leader != leader), key=lambda one: -one.lead * one.share)
+    if not others:
+        return f"Segments: {name} leads on average in each value, group or half of an entry of the context."
+    parts = [
+        f"for {one.name} ({one.share:.0%} of the contexts) {name_of(found.arms[one.leader])} leads, {one.lead:.3g} more than "
+        f"{name} (95% interval {one.lead_interval[0]:.3g} to {one.lead_interval[1]:.3g})"
+        for one in others[:_MOST_SEGMENTS]
+    ]
+    if len(others) > _MOST_SEGMENTS:
+        parts.append(f"{name} does not lead in {len(others) - _MOST_SEGMENTS} others")
+    left = [one.name for one in segments if one.leader == leader]
+    if left:
+        more = f" and {len(left) - _MOST_SEGMENTS} others" if len(left) > _MOST_SEGMENTS else ""
+        listed = ", ".join(left[:_MOST_SEGMENTS]) + more
+        parts.append(f"for {listed} {name} leads")
+    return f"Segments: {'; '.join(parts)}."
 
 
 def _loss_text(loss: float, after: LossesAfter, is_by_context: bool, mean: float) -> str:
@@ -280,3 +322,28 @@ def _loss_text(loss: float, after: LossesAfter, is_by_context: bool, mean: float
             f"arms, {num:,} more would leave {after.shared_equally:.2g}."
         )
     return f"{text}, so {num:,} more are worth almost nothing."
+
+
+def _html_segments(segments: Sequence[Segment], arms: Sequence[Any]) -> str:
+    header = (
+        "segment",
+        "share",
+        "leader",
+        "expected reward",
+        "95% interval",
+        "P(best)",
+        "more than the best single arm",
+    )
+    rows = [
+        (
+            one.name,
+            f"{one.share:.0%}",
+            str(shown_name(arms[one.leader])),
+            f"{one.mean:.4g}",
+            "[{:.4g}, {:.4g}]".format(*one.interval),
+            f"{one.best_prob:.3f}",
+            f"{one.lead:.3g} " + "[{:.3g}, {:.3g}]".format(*one.lead_interval) if one.lead else "",
+        )
+        for one in segments
+    ]
+    return html_rows(header, rows)

@@ -13,8 +13,7 @@ from jaxtyping import Array
 
 from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.inputs.data_frames import context_columns
-from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_contexts
+from ppl_bandit.live.show.overview import Overview, context_entries, reward_tables, subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.simulation.rollouts import (
@@ -36,6 +35,7 @@ class RewardCurves(NamedTuple):
         name: what it is along.
         values: (G,), of that.
         mean, low, high: (G, A), posterior mean of the expected reward, and its central 95% interval.
+        groups: names of the values, if they are groups.
     """
 
     name: str
@@ -43,6 +43,7 @@ class RewardCurves(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    groups: tuple[str, ...] = ()
 
     def draw(self, axis: Any, arm: int, colour: str, dash: Any, label: str) -> None:
         """Draw the line and the band of one arm."""
@@ -53,13 +54,12 @@ class RewardCurves(NamedTuple):
 _NUM_VALUES = 15  # of an entry: the curves of programs that people write have few bends
 _NUM_OTHERS = 12  # contexts whose other entries are averaged over
 _MAX_DRAWS = 400  # posterior draws: an end of a 95% interval is then known to a tenth of the interval
-_MAX_COMPUTED = 24  # entries; of wider contexts the first ones
 _MAX_SHOWN = 6  # entries in the figure
 _MAX_ARMS = 6  # curves that can be told apart
 
 
 def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contexts: Any) -> list[RewardCurves]:
-    """Return the curves along each entry that differs between contexts; the other entries are as in these contexts.
+    """Return the curves along each entry that differs between contexts, or over its groups; others are as in these contexts.
 
     The values are all that an entry has in the contexts, if they are few, else evenly spaced from 2.5% to 97.5% of them.
 
@@ -72,23 +72,25 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
     others = subsample_contexts(contexts, _NUM_OTHERS, table_size=_MAX_DRAWS * model.num_arms)
     leaves, structure = jax.tree.flatten(others)
     num_others = len(leaves[0])
-    for name, (number, index) in list(context_columns(model).items())[:_MAX_COMPUTED]:
-        place: Any = (slice(None), *index)
-        seen = np.asarray(jax.tree.leaves(contexts)[number])[place]
-        values = _values(seen)
-        if values.size < 2:
-            continue
-        # One shape of table for all entries, which is compiled once.
-        grid = np.pad(values, (0, _NUM_VALUES - values.size), mode="edge")
-        rows = [np.tile(np.asarray(leaf), (grid.size, *([1] * (np.ndim(leaf) - 1)))) for leaf in leaves]
-        rows[number] = rows[number].copy()
-        rows[number][place] = np.repeat(grid, num_others)
+    entries = context_entries(model, contexts)
+    settings = [
+        np.stack(list(entry.groups.values())) if entry.groups else _values(entry.seen[:, 0])[:, None]
+        for entry in entries
+    ]
+    size = max(map(len, settings), default=0)  # one shape of table for all entries, which is compiled once
+    for entry, grid in zip(entries, settings, strict=True):
+        padded = np.pad(grid, ((0, size - len(grid)), (0, 0)), mode="edge")
+        rows = [np.tile(np.asarray(leaf), (size, *([1] * (np.ndim(leaf) - 1)))) for leaf in leaves]
+        for (number, index), column in zip(entry.places.values(), padded.T, strict=True):
+            rows[number][(slice(None), *index)] = np.repeat(column, num_others)
         with jax.enable_x64(True):
             tables = np.asarray(reward_tables(model, True)(dict(draws), jax.tree.unflatten(structure, rows)))
         # (G, M, A), averaged over the other entries
-        averaged = tables.reshape(grid.size, num_others, *tables.shape[1:]).mean(axis=1)[: values.size]
+        averaged = tables.reshape(size, num_others, *tables.shape[1:]).mean(axis=1)[: len(grid)]
         low, high = np.quantile(averaged, [0.025, 0.975], axis=1)
-        found.append(RewardCurves(name, values, averaged.mean(axis=1), low, high))
+        values = np.arange(len(grid)) if entry.groups else grid[:, 0]
+        names = tuple(name.removeprefix(f"{entry.name}=") for name in entry.groups)
+        found.append(RewardCurves(entry.name, values, averaged.mean(axis=1), low, high, names))
     return found
 
 
@@ -120,21 +122,26 @@ def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: s
     for axis, profile in zip(axes.ravel(), shown, strict=False):
         for arm, (colour, dash) in zip(arms, look, strict=False):
             label, x = str(shown_name(overview.arms[arm])), profile.values
-            if x.size > 2:
+            if x.size > 2 and not profile.groups:
                 profile.draw(axis, arm, colour, dash, label)
                 continue
-            # two groups: points with bars, no line between them
-            offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(x)
+            # groups, or two values: points with bars, no line between them
+            gap = np.diff(x).min()
+            offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.08 * gap
             middle = profile.mean[:, arm]
             margins = np.abs([profile.low[:, arm], profile.high[:, arm]] - middle)
             axis.errorbar(x + offset, middle, margins, fmt="o", color=colour, capsize=3, label=label)
-            axis.set(xticks=x, xlim=(x[0] - 0.4 * np.ptp(x), x[-1] + 0.4 * np.ptp(x)))
+            axis.set(xticks=x, xlim=(x[0] - 0.4 * gap, x[-1] + 0.4 * gap))
+            if profile.groups:
+                is_wide = sum(map(len, profile.groups)) > 90 // num_columns
+                names = [name if len(name) <= 16 else f"{name[:15]}..." for name in profile.groups]
+                axis.set_xticklabels(names, rotation=90 * is_wide, fontsize=8)
         axis.set_xlabel(profile.name)
     for axis in axes.ravel()[len(shown) :]:
         axis.set_axis_off()
     for row in axes:
         row[0].set_ylabel(reward_label(unit))
-    axes[0, 0].legend(fontsize=8)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.suptitle(title, fontsize=11)
     rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""
     more = f"; {len(shown)} of {len(profiles)} entries" if len(shown) < len(profiles) else ""
@@ -208,7 +215,7 @@ def plot_levels(found: RewardCurves, arms: list[Any], played: np.ndarray, title:
         numbers = 1 + np.flatnonzero(played == index)
         below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
     above.set(ylabel=reward_label(unit), title=title)
-    above.legend(fontsize=8, loc="upper left", ncols=min(3, shown.size))
+    figure.legend(*above.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     below.set(xlabel=found.name, ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
     below.set_ylim(shown.size - 0.5, -0.5)
     figure.supxlabel(f"mean and 95% interval of the next decision's law; {caption}", fontsize=8)
