@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import THOMPSON, bernoulli_bandit, bernoulli_program
+from shared_models import FLOORED, THOMPSON, bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
@@ -250,6 +250,31 @@ def test_what_was_shown_is_learnt_and_weighted_only_with_its_probability(place):
         again = bernoulli_bandit(**place)
         assert again.history().arm.tolist() == [one.arm, two.arm, 0]
         np.testing.assert_array_equal(again.posterior(50)["rate"], bandit.posterior(50)["rate"])
+
+
+def test_an_evaluation_says_what_was_shown_and_keeps_the_propensities_of_the_others(place):
+    bandit = bernoulli_bandit(selector=FLOORED, **place)
+    rng, made = np.random.default_rng(0), bandit.select_many(num_decisions=300)
+    plain, shown, known = made[:298], made[298], made[299]
+    bandit.update(plain[0], 1, shown=plain[0].arm)  # as it was decided
+    bandit.update_many(decisions=plain[1:], rewards=(rng.random(297) < 0.5) * 1.0)
+    before = bandit.evaluate(1)
+    assert bandit.logged_decisions().arm.size == 298 and "another system" not in before.verdict
+    np.testing.assert_array_equal(bandit.logged_decisions().propensities[0], plain[0].propensities)
+    bandit.update(plain[0], 1)  # the same
+    bandit.update(shown, 1, shown=(shown.arm + 1) % 3)
+    said = "1 reward is of an arm that another system showed in place of the decision's, with a probability that is not known"
+    found = bandit.evaluate(1)
+    assert said in found.verdict and found.interval == before.interval
+    bandit.update(known, 1, shown=2, propensity=0.5)
+    log = bandit.logged_decisions()
+    np.testing.assert_array_equal(log.propensities[-1], [np.nan, np.nan, 0.5])
+    assert np.isfinite(log.propensities[:-1]).all() and (log.num_shown, log.arm.size) == (1, 299)
+    after = bandit.evaluate(1)
+    assert after.interval == pytest.approx(before.interval, abs=0.02) and np.isfinite(after.interval).all()
+    bandit.update(shown, 1, shown=shown.arm, correct=True)
+    assert "another system" not in bandit.evaluate(1).verdict
+    assert np.isfinite(bandit.logged_decisions().propensities[-2]).all()
 
 
 @pytest.mark.parametrize("default", [None, 0])
