@@ -83,8 +83,9 @@ def _from_events(
 
     A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
     decisions are unrewarded, also those of which some outcomes are known; an outcome that the program masks counts as 0.
-    Imported plays, and decisions in whose place another system showed an arm, count if the propensity was given; those of the
-    other arms are then nan. An arm that was added later has propensity 0 before.
+    Imported plays count if their propensity was given; the propensities of all arms are then not known. If another system
+    showed an arm in place of a decision's with a known propensity, those of the other arms are nan. An arm that was added later
+    has propensity 0 before.
 
     Args:
         records: every decision and what became of it.
@@ -117,7 +118,7 @@ def _from_events(
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
-    if not plays or any(play.propensities is not None for play in plays):
+    if not others and (not plays or any(play.propensities is not None for play in plays)):
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
             if play.propensities is None:
