@@ -64,7 +64,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
-_ROWS_PER_SUM = 16
+_ROWS_PER_SUM = 16  # of each of which a sum costs one certificate; if it fails, one for every row
 
 
 def trial_rows(

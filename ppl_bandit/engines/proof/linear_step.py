@@ -10,7 +10,6 @@ Every learnt row is one step, in the order in which rows are learnt. Without a c
 clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that latest time.
 """
 
-import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,12 +69,9 @@ def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> Rewar
         keywords = {} if elapsed is None else {"elapsed": elapsed}
         handlers.block(fixed, hide=once)(*rows, previous=previous, **keywords)
 
-    view = copy.copy(model)
-    view.program = program
-    before = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
-    view.latent_shapes = {**before, **{name: model.latent_shapes[name] for name in model.moving_sites}}
-    view.moving_sites = ()
-    return view
+    both = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
+    both |= {name: model.latent_shapes[name] for name in model.moving_sites}
+    return model.replaced(program=program, latent_shapes=both, moving_sites=())
 
 
 def joint_layout(model: RewardModel) -> Layout:

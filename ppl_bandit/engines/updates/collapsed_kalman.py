@@ -62,7 +62,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Draws, Engine, Explanation, Interaction, Key, NotConjugate
 
 _MAX_OUTER_DIMS = 6  # of particles that moves replay
-_MAX_TRIES = 4
+_MAX_TRIES = 4  # sets of outer latents that are inspected, at some seconds each
 
 
 class FilterSplit(NamedTuple):
