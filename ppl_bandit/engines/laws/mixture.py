@@ -4,12 +4,11 @@ Given the outer sites the law is that of the exact engine (`exact.laws.marginals
 context. The mixture has 64 components: one particle from each cell of a partition into cells of equal weight, which is cut at
 medians of every outer coordinate in turn.
 
-Find arms whose expected reward has an infinite posterior expectation.
-
-A lognormal spend has the mean exp(m + v / 2). Under an InverseGamma variance v, whose tail is a power, the expectation of that
-mean is infinite, after any number of rewards: averages over draws do not converge. Its median, and which arm is best in a draw,
-remain well defined. The tails of the families are exponential in their coordinates: the log density falls by `rate * s` at a
-distance s, so the expectation is infinite where the log of the reward grows by as much.
+Arms whose expected reward has an infinite posterior expectation are found here, too. A lognormal spend has the mean exp(m + v /
+2). Under an InverseGamma variance v, whose tail is a power, the expectation of that mean is infinite, after any number of
+rewards: averages over draws do not converge. Its median, and which arm is best in a draw, remain well defined. The tails of the
+families are exponential in their coordinates: the log density falls by `rate * s` at a distance s, so the expectation is
+infinite where the log of the reward grows by as much.
 """
 
 import functools

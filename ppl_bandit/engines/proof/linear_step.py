@@ -4,10 +4,9 @@ The latents of two steps in a row are one program, whose prior is examined. If t
 of x_1 are Gaussian, then x_2 given x_1 is Gaussian, its mean is affine in x_1 and its covariance is fixed. So the proof and the
 certificate of the exact engine apply as they are.
 
-How time passes in an engine of a program whose latents move.
-
-Every learnt row is one step, in the order in which rows are learnt. Without a clock a step takes one unit of time. With a
-clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that latest time.
+Time (`Clock`): every learnt row is one step, in the order in which rows are learnt. Without a clock a step takes one unit of
+time. With a clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that
+latest time.
 """
 
 from collections.abc import Mapping
