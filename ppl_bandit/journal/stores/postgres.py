@@ -94,19 +94,29 @@ class PostgresBackend:
                         "recorded: call again with the same decision and reward; it counts once"
                     ) from None
 
-    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
+    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND position = ?"
 
     can_stage = True
 
     def scrub(self) -> None:
-        """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
-
-        def work(execute: Execute) -> None:
-            staged = ["ppl_bandit_staged"] if has_staging(execute) else []
-            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints", *staged):
-                execute(f"VACUUM FULL {table}")
-
-        self.run(work)
+        """Write the tables anew, however long that takes: PostgreSQL keeps deleted rows in their pages."""
+        tables = "personal", "keys", "checkpoints", *(["staged"] if self.run(has_staging) else [])
+        try:
+            with self._psycopg.connect(**self._options()) as connection:
+                connection.execute(f"SET statement_timeout TO 0; SET lock_timeout TO {int(1000 * self.timeout)}")
+                notices: list[str] = []  # a table of another owner is left out with a warning
+                connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+                for table in tables:
+                    connection.execute(f"VACUUM FULL ppl_bandit_{table}")
+                why = "; ".join(notices)
+        except self._psycopg.Error as error:
+            why = self._scrubbed(error)
+        if why:
+            names = ", ".join(f"ppl_bandit_{table}" for table in tables)
+            raise JournalError(
+                f"{self.label}: the unit is erased, but the pages of its rows could not be written anew ({why}): call erase "
+                f"again, or let the owner of the tables run VACUUM FULL {names}"
+            )
 
     @contextlib.contextmanager
     def turn(self, experiment: str) -> Iterator[None]:
