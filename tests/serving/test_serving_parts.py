@@ -235,28 +235,25 @@ STATE = "/v1/experiments/a"
 
 def test_readers_of_a_journal_that_does_not_answer_wait_no_longer_than_one_of_them(monkeypatch):
     """They wait for one attempt together, and hold none of the threads that a pause or the metrics need."""
-    bandit, calls = quick_bandit(), []
+    bandit, calls, release = quick_bandit(), [], threading.Event()
 
     def report():
-        calls.append(1)
-        time.sleep(0.4)
+        calls.append(release.wait(20))
         raise JournalTimeout("no answer")
 
     monkeypatch.setattr(bandit, "report", report)
     app = create_app({"a": bandit})
 
     async def ask():
-        begun = time.monotonic()
         readers = [asyncio.create_task(answer_of(app, f"{STATE}/report")) for _ in range(60)]
         await asyncio.sleep(0.05)
         others = [await answer_of(app, "/metrics"), await answer_of(app, f"{STATE}/pause", "POST")]
-        seconds = [time.monotonic() - begun]
-        found = await asyncio.gather(*readers)
-        return others, {status for status, _ in found}, [*seconds, time.monotonic() - begun]
+        release.set()
+        return others, {status for status, _ in await asyncio.gather(*readers)}
 
-    others, statuses, (soon, last) = in_application(app, ask)
+    others, statuses = in_application(app, ask)
     assert [status for status, _ in others] == [200, 204] and statuses == {504}
-    assert soon < 0.35 and last < 1.2 and len(calls) <= 2  # the pause lets them try again
+    assert calls in ([True], [True, True])  # the pause lets them try again
 
 
 def test_what_is_shown_of_an_experiment_is_that_of_now_whoever_changed_it(tmp_path):
