@@ -83,8 +83,9 @@ def _from_events(
 
     A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
     decisions are unrewarded, also those of which some outcomes are known; an outcome that the program masks counts as 0.
-    Imported plays count if their propensity was given; the propensities of all arms are then not known. An arm
-    that was added later has propensity 0 before.
+    Imported plays count if their propensity was given; the propensities of all arms are then not known. If another system
+    showed an arm in place of a decision's with a known propensity, those of the other arms are nan. An arm that was added later
+    has propensity 0 before.
 
     Args:
         records: every decision and what became of it.
@@ -93,36 +94,40 @@ def _from_events(
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
+    rewarded = [record for record in records if record.status == REWARDED_STATUS]
+    num_shown = sum(record.propensity is None for record in rewarded)  # by another system
+    has_context = model is not None and model.context is not None
+    known = [record for record in rewarded if record.propensity is not None]
+    whole = [record for record in known if not (has_context and record.is_erased and record.context is None)]
     plays = [
         _Play(
             record.decided.position,
             record.arm,
             float(record.propensity or 0.0),
-            None if record.shown else record.decided.body["propensities"],
+            None if record.shown and not record.is_shown_as_decided else record.decided.body["propensities"],
             record.reward,
             record.decided.body.get("context"),
             record.context,
         )
-        for record in records
-        if record.status == REWARDED_STATUS
-        and record.propensity is not None  # shown by another system
-        and not (record.is_erased and record.context is None and model is not None and model.context is not None)
+        for record in whole
     ]
     num_unrewarded = sum(record.status != REWARDED_STATUS for record in records)
-    num_shown = sum(record.status == REWARDED_STATUS and record.propensity is None for record in records)
     others = [play for event in imported for play in _imported_plays(event, model, late)]
     doubts = _check_imported(others, len(names)) if others else []
     plays += others
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
-    if all(play.propensities is not None for play in plays):
+    if not others and (not plays or any(play.propensities is not None for play in plays)):
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
-            propensities[row, : len(play.propensities)] = play.propensities
+            if play.propensities is None:
+                propensities[row], propensities[row, play.arm] = np.nan, play.propensity
+            else:
+                propensities[row, : len(play.propensities)] = play.propensities
     values = {name: np.array([play.reward[name] for play in plays], float) for name in outcomes}
     contexts = learnt = None
-    if model is not None and model.context is not None and plays:
+    if model is not None and has_context and plays:
         contexts = _stacked(model, [play.context for play in plays])
         learnt = _stacked(model, [play.learnt_context for play in plays]) if late else None
     return LoggedDecisions(
@@ -137,6 +142,8 @@ def _from_events(
         learnt_contexts=learnt,
         doubts=tuple(doubts),
         num_without_propensity=num_shown,
+        num_shown=num_shown,
+        num_erased=len(known) - len(whole),
         num_late=sum(record.is_late for record in records),
     )
 

@@ -74,6 +74,9 @@ class Rewards(NamedTuple):
             event = _reward_event(projection, record, reported, self.is_correction, batch)
             if event is None:
                 continue
+            window, is_first = task.windows.reward, event.settles and record.status == PENDING_STATUS
+            if is_first and window is not None and event.time - record.decided.time > window:
+                event = event._replace(body=event.body | {"is_late": True})  # it has not expired yet
             if not event.settles:
                 context = context_from_leaves(task.model, record.context)
                 _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
@@ -114,23 +117,24 @@ class Discard(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """All pending decisions made until a time: discarded, or rewarded with given values.
+    """All pending decisions made until a time, between two positions: discarded, or rewarded with given values.
 
     Outcomes and late entries that were reported before are kept.
 
     Attributes:
         reward: to record for them; None discards them.
-        after: a position up to which no decision is pending.
+        after: a position up to which none is pending.
     """
 
     until: float
     reward: Reported | None
     after: int = 0
+    before: int | None = None
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record."""
-        reward = self.reward
-        pending = [str(event.decision) for event in store.pending(name, self.until, self.after)]
+        reward, place = self.reward, (self.until, self.after, self.before)
+        pending = [str(event.decision) for event in store.pending(name, *place)]
         records, batch = _records(store, name, pending), new_ids(1)[0]
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
@@ -196,6 +200,10 @@ def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest],
                 continue  # it is a repetition of a request in the group
             is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
             own = [] if is_repeated else request.report.events(store, name, after)
+            if request.repeat is not None and not is_repeated and not own:  # nothing new, but its id is
+                known = store.find(name, list(request.report.reported)) if isinstance(request.report, Rewards) else {}
+                keys.append(request.repeat.key([event for events_of in known.values() for event in events_of]))
+                later.append(request.repeat.name)
             if not own:
                 request.result = [], None, []
                 continue
@@ -261,6 +269,9 @@ def _reward_event(
         context, is_context_changed = _completed_context(task, record, reported, is_correction)
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
+    own = record._replace(shown=()).propensity
+    if reported.shown == decided.arm and reported.propensity in (None, own):  # the decision was shown as it was made
+        shown = record.shown and (own,)
     is_same_arm = (arm, shown) == (record.arm, record.shown)
     differs = any(name in known and known[name] != value for name, value in values.items())
     differs |= bool(known) and not is_same_arm

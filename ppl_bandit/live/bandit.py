@@ -268,7 +268,7 @@ class Bandit(ReadableBandit):
             return self._decide_asked(projection, mask, context, asks)[0][0]
         if unit is not None:
             raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        num_places = check_size(projection, mask, size)
+        num_places = check_count(size, "size")  # of a slate that was made before, its arms may be retired
         return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
@@ -454,20 +454,22 @@ class Bandit(ReadableBandit):
         return len(self._learn(Expiry(until, values))[0])
 
     def _expire_overdue(self) -> int:
-        """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
+        """Settle the decisions that are overdue by `reward_window`, and return their number.
+
+        It reads the decisions that became overdue since the last time, at least a second ago, or a tenth of the window.
+        """
         window, now = self._windows.reward, time.time()
         if window is None or now < self._next_sweep:
             return 0
-        self._next_sweep = now + min(1.0, window / 10)
-        until, default = now - window, self._windows.default
-        experiment = self._experiment
-        place = experiment.name, until, experiment.settled_until
-        end = experiment.store.first_after(*place)
-        if not experiment.store.num_pending(*place):
-            experiment.settled_until = end - 1
-            return 0
-        reward = None if default is None else Reported(default)
-        return len(self._learn(Expiry(until, reward, experiment.settled_until))[0])
+        until, default, experiment = now - window, self._windows.default, self._experiment
+        after, num = experiment.settled_until, 0
+        first, made = experiment.store.first_after(experiment.name, until, after)
+        self._next_sweep = max(now + min(1.0, window / 10), min(made, now) + window)
+        if experiment.store.pending(experiment.name, until, after, first):
+            reward = None if default is None else Reported(default)
+            num = len(self._learn(Expiry(until, reward, after, first))[0])
+        experiment.settled_until = first - 1
+        return num
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.

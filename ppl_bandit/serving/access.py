@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from ppl_bandit.files.keys import Access, KeyFile
 from ppl_bandit.serving.experiments import ServedExperiment
-from ppl_bandit.serving.keys import Access, KeyFile
 from ppl_bandit.serving.problems import Problem
 
 COOKIE = "ppl_bandit_key"

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from ppl_bandit.display.terminal import to_plain
 from ppl_bandit.journal.stores.store import call_within
 from ppl_bandit.serving.access import Gate
-from ppl_bandit.serving.experiments import Correction, Discard, ServedExperiment, rows_of
-from ppl_bandit.serving.messages import Message, RewardValue, Text
+from ppl_bandit.serving.experiments import ServedExperiment, rows_of
+from ppl_bandit.serving.messages import Correction, Message, RewardValue, Text
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, or_raise
 
@@ -109,12 +109,12 @@ def _add_correcting(router: APIRouter, gate: Gate) -> None:
         """Replace the reward of a decision; the posterior then is as if only the new one had been reported."""
         if (body.reward is None) == (body.outcomes is None):
             raise Problem(422, "invalid_body", "give either reward, a number, or outcomes, {name: number}")
-        return {"recorded": await _queued(experiment, Correction(decision, body))}
+        return {"recorded": await _queued(experiment, Correction.model_construct(decision=decision, **dict(body)))}
 
     @router.delete(address, tags=["decide"], **_WITHOUT_ANSWER)
     async def discard(experiment: Decide, decision: Decision) -> None:
         """Say that a decision was not shown, so that no reward will come."""
-        await _queued(experiment, Discard(decision))
+        await _queued(experiment, decision)
 
 
 def _add_administration(router: APIRouter, gate: Gate) -> None:

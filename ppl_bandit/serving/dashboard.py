@@ -19,11 +19,11 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.concurrency import run_in_threadpool
 
 from ppl_bandit.display.terminal import printable
+from ppl_bandit.files.keys import Access
 from ppl_bandit.journal.events import DECIDED
 from ppl_bandit.serving.access import COOKIE, Gate, is_own_origin
 from ppl_bandit.serving.api import arm_of
 from ppl_bandit.serving.experiments import ServedExperiment, rows_of
-from ppl_bandit.serving.keys import Access
 from ppl_bandit.serving.problems import Problem
 
 _POLICY = (

@@ -10,8 +10,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import orjson
 
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, LOOKED, REWARDED
@@ -20,7 +21,7 @@ from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.serving.batches import BatchQueue, Limits
-from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest, RewardValue
+from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, as_problem, or_raise
 from ppl_bandit.types import InvalidContext
@@ -39,19 +40,6 @@ _SECONDS_BETWEEN_READINGS = 1.0  # of the same report, however many ask for it
 _REPORTED = (REWARDED, IMPORTED, CORRECTED)
 _FAILED = ""  # in place of the name of a reading: the journal could not be read
 _PAUSE_PER_READING = 9  # times as long as it took, so that open dashboards take at most a tenth of the process
-
-
-class Correction(NamedTuple):
-    """A reward that replaces the one that is recorded."""
-
-    decision: str
-    reward: RewardValue
-
-
-class Discard(NamedTuple):
-    """A decision that was not shown: no reward will come."""
-
-    decision: str
 
 
 class ServedExperiment:
@@ -286,7 +274,10 @@ class ServedExperiment:
             return None
         if late and isinstance(example, Mapping):
             example = {name: value for name, value in example.items() if name not in late}
-        return _stack(example, contexts)
+        try:  # the leaves of the example are arrays; what is at their places, also a list, is one row of each
+            return jax.tree.map(lambda leaf, *rows: list(rows), example, *contexts)
+        except ValueError as error:
+            raise InvalidContext(f"the contexts are not as the program's example context: {error}") from None
 
     def _discard(self, decision: str) -> bool:
         self.bandit.discard(decision)
@@ -295,10 +286,10 @@ class ServedExperiment:
     def _learn(self, requests: Sequence[Any]) -> list[Any]:
         """Return for each request whether something new was recorded (for a batch: of each row), or its refusal."""
         results: list[Any] = [None] * len(requests)
-        rows: list[RewardRequest | Correction] = []
+        rows: list[RewardRequest] = []
         for index, request in enumerate(requests):
-            if isinstance(request, Discard):
-                results[index] = self._attempt(partial(self._discard, request.decision))
+            if isinstance(request, str):  # the decision was not shown
+                results[index] = self._attempt(partial(self._discard, request))
             else:
                 rows += request if isinstance(request, list) else [request]
         recorded: list[Any] = []
@@ -312,7 +303,7 @@ class ServedExperiment:
         for index, request in enumerate(requests):
             if isinstance(request, list):
                 results[index] = [next(by_row) for _ in request]
-            elif not isinstance(request, Discard):
+            elif not isinstance(request, str):
                 results[index] = next(by_row)
         return results
 
@@ -353,25 +344,8 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
     return orjson.loads(table.to_json(orient="records", date_format="iso", date_unit="us", double_precision=15))
 
 
-def _update_arguments(row: RewardRequest | Correction) -> dict[str, Any]:
+def _update_arguments(row: RewardRequest) -> dict[str, Any]:
     """Return the arguments of `Bandit.update`."""
-    if isinstance(row, Correction):
-        found = {"decision": row.decision, "reward": row.reward.value, "correct": True}
-        return found if row.reward.context is None else found | {"context": row.reward.context}
-    found = {"decision": row.decision, "reward": row.value}
-    for name in ("context", "shown", "propensity", "request_id"):
-        if (value := getattr(row, name)) is not None:
-            found[name] = value
-    return found
-
-
-def _stack(example: Any, rows: list[Any]) -> Any:
-    if isinstance(example, Mapping):
-        if any(not isinstance(row, dict) or row.keys() != example.keys() for row in rows):
-            raise InvalidContext(f"context must have the entries {sorted(example)}")
-        return {name: _stack(value, [row[name] for row in rows]) for name, value in example.items()}
-    if isinstance(example, list | tuple):
-        if any(not isinstance(row, list) or len(row) != len(example) for row in rows):
-            raise InvalidContext(f"context must have {len(example)} entries")
-        return type(example)(_stack(value, [row[place] for row in rows]) for place, value in enumerate(example))
-    return rows
+    names = ("context", "shown", "propensity", "request_id", "correct")
+    more = {name: value for name in names if (value := getattr(row, name, None)) is not None}
+    return {"decision": row.decision, "reward": row.value, **more}

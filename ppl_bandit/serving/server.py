@@ -7,9 +7,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ppl_bandit.files.keys import KeyFile
 from ppl_bandit.serving.access import is_loopback
 from ppl_bandit.serving.hot import MAX_HEADERS
-from ppl_bandit.serving.keys import KeyFile
 
 logger = logging.getLogger("ppl_bandit.serving")
 

@@ -15,12 +15,12 @@ import uvicorn
 from shared_models import bernoulli_bandit
 
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.experiments_file import open_bandit, read_config
+from ppl_bandit.files.experiments_file import open_bandit, read_config
+from ppl_bandit.files.keys import KeyFile
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.serving import create_app, dashboard, server
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
-from ppl_bandit.serving.keys import KeyFile
 from ppl_bandit.serving.problems import Problem
 from ppl_bandit.serving.server import check_address
 
@@ -337,6 +337,9 @@ def test_an_experiment_continues_with_another_setting_where_that_is_allowed(tmp_
         return open_bandit("banner", read_config(file)["banner"], {})
 
     opened("thompson").close()
+    app = create_app(file)  # the file of experiments is enough for a program, too
+    status, state = asyncio.run(answer_of(app, "/v1/experiments/banner"))
+    assert (status, json.loads(state)["state"]) == (200, "compiling")
     with pytest.raises(JournalError, match=r"selector: it was thompson.*ppl-bandit serve --allow-changed"):
         opened("greedy")
     opened("greedy", "allow_changed = true").close()

@@ -4,16 +4,16 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.live.bandit import Bandit
 
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
@@ -75,6 +75,28 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 def _loaded(model: str) -> ModelFile:
     """Load a model file once: experiments of one program share its proof and its compiled functions."""
     return load_model(model)
+
+
+def open_experiments(
+    configured: Mapping[str, Mapping[str, Any]], role: str = "all", progress: Callable[[str], None] = lambda line: None
+) -> tuple[dict[str, Bandit | Sealer | Decider], dict[str, dict[Any, Any]]]:
+    """Open experiments; return {name in the address: what `create_app` serves}, and {name: {arm: value of its flag}}.
+
+    Args:
+        configured: {name: settings}, as `read_config` returns them.
+        role: of the process: "decider" opens deciders, "learner" sealers of its bandits.
+    """
+    journals: dict[str, Journal] = {}
+    found: dict[str, Bandit | Sealer | Decider] = {}
+    values = {}
+    for name, own in configured.items():
+        progress(f"{name}: reading the program and opening the journal")
+        opened = open_decider(name, own) if role == "decider" else open_bandit(name, own, journals)
+        found[name] = open_sealer(opened, own) if role == "learner" else opened
+        if "values" in own:  # the keys of TOML are texts, also those of numbered arms
+            arms = {str(arm): arm for arm in opened.arms}
+            values[name] = {arms.get(key, key): value for key, value in own["values"].items()}
+    return found, values
 
 
 def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Journal]) -> Bandit:
