@@ -87,7 +87,7 @@ def test_a_batch_whose_posterior_lies_where_the_density_is_undefined_is_not_trus
 
 @pytest.mark.slow
 def test_a_batch_far_in_the_tail_of_a_truncated_normal_has_the_posterior_of_a_quadrature_or_is_not_trusted():
-    """24 rewards near 0 of a normal law that is cut off there: its location is about -8, where NumPyro's density is infinite."""
+    """24 rewards near 0 of a normal law cut off there: its location is about -8, where NumPyro's density is infinite."""
 
     def program(arm):
         level = numpyro.sample("level", dist.Normal(0.0, 5.0).expand([2]))
