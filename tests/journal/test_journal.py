@@ -170,6 +170,7 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     # In another random stream: the same numbers, the same posterior, but other draws.
     fresh = first._experiment
     fresh.catch_up()
+    assert (first.health().num_decisions, fresh.num_decisions) == (6, 5)
     draws = []
     for stream in ("", "1", "2"):
         made = [choose_arms(fresh.projection, stream, [i], None, np.ones(3, bool), is_batch=False) for i in range(5)]
