@@ -267,7 +267,7 @@ class RequestIdReused(BanditError):
 
 
 class ExperimentStopped(BanditError):
-    """The experiment has stopped, or its design leaves too few decisions."""
+    """The experiment has stopped, or its design has a look before the next decision."""
 
 
 class InvalidProgram(BanditError):

@@ -27,6 +27,7 @@ LEVELS = (
     ("live",),
     ("paper", "comparison", "deciders"),
     ("__init__",),
+    ("files",),
     ("serving",),
     ("commands",),
 )

@@ -56,9 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_user_error(error: Exception) -> bool:
+    if isinstance(error, ValueError | OSError):
+        return True
     from ppl_bandit.journal.stores.store import JournalError
+    from ppl_bandit.simulation.executors import ExecutorLost, WorkerFailed
 
-    return isinstance(error, ValueError | OSError | JournalError)
+    return isinstance(error, JournalError | ExecutorLost | WorkerFailed)
 
 
 def _print(line: str) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.commands.names import ENGINES, MOVING_ENGINES, SELECTORS, check_names
 from ppl_bandit.comparison.engine_comparison import compare
 from ppl_bandit.comparison.engine_runs import simulate_rows
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.html_report import comparison_records, comparison_report, ranking_records, ranking_report
 from ppl_bandit.comparison.model_ranking import rank_models
+from ppl_bandit.files.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.inputs.data_files import read_data, write_data
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction

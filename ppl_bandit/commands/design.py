@@ -10,10 +10,10 @@ import numpy as np
 
 from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.names import executor_of, make_selectors
 from ppl_bandit.display.figure_style import html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import safe_frame
+from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.inputs.numbers import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
@@ -67,7 +67,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             progress=not arguments.json,
         )
         progress(f"simulated in {time.perf_counter() - started:.0f} s")
-    return _show(found, design, file, arguments, show), 0
+    return _show(found, design, file, arguments, show), 0 if found.is_complete else 130
 
 
 def _show(
@@ -90,17 +90,16 @@ def _show(
     (out / "design.json").write_text(json.dumps(design_settings(design), indent=2) + "\n")
     safe_frame(table).to_csv(out / "table.csv", index_label="scenario")
     found.plot().savefig(out / "design.png", dpi=150)
-    (out / "report.html").write_text(_report(found, file.name, arguments.trials, arguments.seed))
+    (out / "report.html").write_text(_report(found, file.name, arguments.seed))
     show(f"wrote report.html, table.csv, design.png and design.json to {out}")
     return {"design": design_settings(design), "table": table.to_dict("index"), "out": str(out)}
 
 
-def _report(found: OperatingCharacteristics, name: str, num_trials: int, seed: int) -> str:
+def _report(found: OperatingCharacteristics, name: str, seed: int) -> str:
     """Return the HTML of a design's operating characteristics.
 
     Args:
         name: of the reward model.
-        num_trials: simulated trials of each scenario.
         seed: of the simulation.
     """
     design = found.design
@@ -108,7 +107,9 @@ def _report(found: OperatingCharacteristics, name: str, num_trials: int, seed: i
     columns = [column for column in table.columns if not column.endswith("_se")]
     rows = [[str(scenario), *(_cell(row, column) for column in columns)] for scenario, row in table.iterrows()]
     turned = [[column.replace("_", " "), *(row[index + 1] for row in rows)] for index, column in enumerate(columns)]
-    lead = f"{num_trials} simulated trials per scenario, posterior: {found.method}. Values are given ± their standard error."
+    num_trials = " and ".join(f"{num} ({scenario})" for scenario, num in found.num_trials.items())
+    cut = "" if found.is_complete else ", interrupted before all had finished"
+    lead = f"Simulated trials: {num_trials}{cut}; posterior: {found.method}. Values are given ± their standard error."
     parts = [
         "<h2>The design</h2>",
         html_paragraphs(design.describe().splitlines()),

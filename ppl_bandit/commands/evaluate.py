@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.names import find_experiment, make_selectors
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.rejection import ProgramComparison, compare_programs
+from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.inputs.tables import read_plays
 from ppl_bandit.journal.journal import Journal

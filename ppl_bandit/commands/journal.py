@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import find_program, load_model
 from ppl_bandit.commands.names import find_experiment
 from ppl_bandit.display.terminal import progress_reporter, safe_frame
+from ppl_bandit.files.model_files import find_program, load_model
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
@@ -242,9 +242,9 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         since = None if row["since"] != row["since"] else row["since"].isoformat()
         rows.append(row | {"since": since, "arm": None if row["arm"] is None else str(row["arm"])})
         whose = "" if row["arm"] is None else f" of {row['arm']}"
-        figure = f", {row['figure']:.3g} against {row['threshold']:.3g} (level {row['level']:.2g})"
-        shown = figure if math.isfinite(row["figure"]) else ""
-        show(f"{row['alarm']}{whose} since {since or 'an unknown time'}{shown}: {row['what_to_do']}")
+        level = f" (level {row['level']:.2g})" if math.isfinite(row["level"]) else ""
+        figure = f"{row['figure']:.3g} against {row['threshold']:.3g}{level}"
+        show(f"{row['alarm']}{whose} since {since}, {figure}: {row['what_to_do']}")
     show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
     return rows, 0
 

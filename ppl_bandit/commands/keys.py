@@ -3,7 +3,7 @@
 import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.serving.keys import KeyFile
+from ppl_bandit.files.keys import KeyFile
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:

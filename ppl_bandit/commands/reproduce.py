@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
-    """Reproduce figures, and write `reproduction.md`, the figures and the data."""
+    """Reproduce figures, and write `reproduction.md`, the figures and the data; the status is 130 if it was interrupted."""
     with executor_of(arguments) as executor:
-        numbers = reproduce(
+        numbers, is_complete = reproduce(
             arguments.figures,
             arguments.out,
             is_full=arguments.full,
@@ -39,13 +39,15 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         )
     show(f"\nwrote reproduction.md, figures and data to {arguments.out}")
     rows = [{**n.number._asdict(), "ours": n.ours, "our_error": n.error, "verdict": n.verdict} for n in numbers]
-    return rows, 0
+    return rows, 0 if is_complete else 130
 
 
 def reproduce(
     figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: ShowLine, executor: Executor | None = None
-) -> list[ReproducedRegret]:
-    """Reproduce figures of the paper, all if `figures` is empty, and every published number of their settings.
+) -> tuple[list[ReproducedRegret], bool]:
+    """Reproduce figures of the paper, all if `figures` is empty; return every published number of their settings.
+
+    Also returns whether all parts have finished: figures for which a part is missing are not drawn.
 
     Computes in float64, or in float32 if `is_full` on an accelerator.
 
@@ -72,14 +74,15 @@ def reproduce(
     grids = {name: results[name] for name in GRIDS if name in results}
     claims = [*claims_of_grids(grids), *(results[name] for name in CLAIMS if name in results)]
     numbers = verdicts(runs)
-    _draw(chosen, runs, grids, sizes.grid_runs, out)
+    missing = {part.name for part in parts} - set(results)
+    _draw([figure for figure in chosen if not missing & set(FIGURE_PARTS[figure])], runs, grids, sizes.grid_runs, out)
     for claim in claims:
         show(f"{claim.claim}: {claim.verdict}\n  {claim.measured}")
     text = write_report(numbers, claims, runs, grids, seed, precision, time.time() - began)
     (out / "reproduction.md").write_text(text)
     for setting, dataset in runs.items():
         dataset.to_netcdf(out / f"{setting}.nc")
-    return numbers
+    return numbers, not missing
 
 
 def _draw(

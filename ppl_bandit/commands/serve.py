@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.experiments_file import open_bandit, open_decider, open_sealer, read_config
-from ppl_bandit.deciders.decider import Decider
-from ppl_bandit.journal.journal import Journal
-from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.files.experiments_file import open_experiments, open_sealer, read_config
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Serve until SIGTERM or Ctrl-C."""
     try:
+        from ppl_bandit.files.keys import KeyFile
         from ppl_bandit.serving.app import create_app
-        from ppl_bandit.serving.keys import KeyFile
         from ppl_bandit.serving.server import check_address, serve
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs {error.name}: python -m pip install 'ppl_bandit[serve]'") from None
@@ -25,15 +22,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     keys = None if arguments.keys is None else KeyFile(arguments.keys)
     check_address(arguments.host, keys)
     configured = _experiments(arguments)
-    journals: dict[str, Journal] = {}
-    bandits: dict[str, Bandit | Decider] = {}
-    for name, own in configured.items():
-        progress(f"{name}: reading the program and opening the journal")
-        is_decider = arguments.role == "decider"
-        bandits[name] = open_decider(name, own) if is_decider else open_bandit(name, own, journals)
-    values = {
-        name: _flag_values(own["values"], bandits[name].arms) for name, own in configured.items() if "values" in own
-    }
+    bandits, values = open_experiments(configured, arguments.role, progress)
     app = create_app(bandits, keys=keys, flag_values=values, closes=True)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     sealers = (
@@ -65,8 +54,3 @@ def _experiments(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if arguments.selector is not None:
         settings["selector"] = arguments.selector
     return {arguments.name or "default": settings}
-
-
-def _flag_values(values: dict[str, Any], arms: list[Any]) -> dict[Any, Any]:
-    """Return {arm: value}: the keys of TOML are texts, also those of numbered arms."""
-    return {next((arm for arm in arms if str(arm) == name), name): value for name, value in values.items()}

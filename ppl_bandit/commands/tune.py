@@ -3,8 +3,8 @@
 import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.names import engine_factory, executor_of, make_selectors
+from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.tune import tune
 
@@ -38,6 +38,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     notes = [
         f"{tuned.horizon} decisions; criterion {tuned.criterion}; {tuned.num_worlds} worlds; {tuned.seconds:.0f} s"
     ]
+    if not tuned.is_complete:
+        notes.append(f"interrupted: only the {len(tuned.standings)} candidates that had played all worlds are compared")
     if tuned.heaviest > _HEAVY_TAIL and tuned.num_worlds >= _MIN_WORLDS_FOR_TAIL:
         notes.append(
             f"one world has {100 * tuned.heaviest:.0f}% of all regret: the prior has heavy tails, so means and their "
@@ -49,7 +51,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     for note in notes[1:]:
         progress(note)
     show(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {out}")
-    return {"best": tuned.code, "num_worlds": tuned.num_worlds, "standings": tuned.standings, "out": str(out)}, 0
+    result = {"best": tuned.code, "num_worlds": tuned.num_worlds, "standings": tuned.standings, "out": str(out)}
+    return result, 0 if tuned.is_complete else 130
 
 
 def _criterion(text: str) -> str | float:

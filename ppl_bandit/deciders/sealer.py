@@ -40,24 +40,26 @@ def is_changed(projection: Projection, published: Projection | None, burn_in: in
     names = ("learner", "task", "retired", "is_paused", "look")
     if any(getattr(projection, name) is not getattr(published, name) for name in names):
         return True
-    return burn_in > 0 and bool((np.minimum(projection.num_played, burn_in) > published.num_played).any())
+    # A design counts all decisions to its next look, a burn-in the first ones of each arm.
+    counted = np.iinfo(np.int64).max if projection.task.design is not None else burn_in
+    return bool((np.minimum(projection.num_played, counted) > published.num_played).any())
 
 
-def publish(experiment: Experiment, published: Projection | None = None) -> Projection:
+def publish(experiment: Experiment, published: Projection | None = None) -> tuple[Projection, int]:
     """Store the posterior as a snapshot and tell the deciders, unless it is the one that was published last.
 
     Returns:
-        The projection that is published now.
+        The projection that is published now, and the position of the event that announces it; 0 if it was published before.
     """
     # An event between would make a call that learns begin anew.
     with call_within(experiment.store.timeout), experiment.fold_lock, experiment.turn():
         projection = experiment.catch_up()
         if published is not None and not is_changed(projection, published, experiment.burn_in):
-            return published
-        experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, projection))
+            return published, 0
+        announced = experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, projection))
         experiment.checkpoint_position = projection.position
         experiment.store.say_newest(experiment.name, channel_of(experiment.name))
-        return projection
+        return projection, announced
 
 
 class SnapshotExperiment(Experiment):
@@ -78,6 +80,8 @@ class SnapshotExperiment(Experiment):
         self._newest = 0  # position of the last checkpoint that was looked at
         self._max_staleness = max_staleness
         self._known_at = -math.inf  # by the monotonic clock, when the snapshot was surely the newest posterior
+        self._said: float | None = None  # by the server's clock, the last word of a sealer
+        self._looked_at = -math.inf  # by the monotonic clock, when that was read
         self.num_made = 0
         self.restore(start._replace(digest=store.digest_at(name, start.position)), opened.num_decisions)
 
@@ -110,9 +114,9 @@ class SnapshotExperiment(Experiment):
             JournalError: if the journal cannot be read, or the experiment goes on with another program or other settings.
         """
         asked = time.monotonic()
-        newest, age = self.store.newest_snapshot(self.name)
+        newest, said, now = self.store.newest_snapshot(self.name)
         if newest == self._newest:
-            self._known_at = asked - age
+            self._hear(asked, said, now)
             return False
         identity = dict(self.identity or {})
         least = self.projection.position + 1  # the snapshot before it may still be there
@@ -129,13 +133,20 @@ class SnapshotExperiment(Experiment):
             if len(header.names) > len(self.initial.task.arms):
                 self.initial = initial_projection(*self._build(header.names))
                 checkpoint = load_checkpoint(self.store, self.name, identity, self.initial, least)
-        self._newest, self._known_at = newest, asked - age
+        self._newest = newest
+        self._hear(asked, said, now)
         with self.fold_lock:
             if checkpoint is None or checkpoint[0].position <= self.projection.position:
                 return False
             snapshot, next_number, settled_until = checkpoint
             self.restore(snapshot, max(self.num_decisions, next_number), settled_until)
         return True
+
+    def _hear(self, asked: float, said: float | None, now: float) -> None:
+        """Note when the snapshot was the newest: a word that is new was said after the last look, wherever a clock was set."""
+        if said is not None and said != self._said:
+            self._known_at = max(asked - (now - said) if said <= now else -math.inf, self._looked_at)
+        self._said, self._looked_at = said, asked
 
     def decide(self, *arguments: Any, **options: Any) -> list[Event]:
         """Make decisions and record them; own ones count for the burn-in."""
@@ -149,6 +160,7 @@ class SnapshotExperiment(Experiment):
 
 
 _SHORTEST = 0.001  # seconds between two rounds
+_SEALING = 1.0  # seconds in each round, at most; more if rounds are seldom
 _SAYING = 0.25  # seconds after which deciders are told that nothing has changed
 
 
@@ -195,6 +207,7 @@ class Sealer:
         self._experiment.store.prepare_staging()
         self._reason, self._closed, self._said_at = "", threading.Event(), -math.inf
         self._published: Projection | None = None
+        self._announced = 0  # position of the event that announces it
         self._lock = contextlib.ExitStack()
         self._leads: Callable[[], bool] = _nobody
         self._is_leading, self._next_try = False, -math.inf
@@ -232,11 +245,15 @@ class Sealer:
         if not self._is_leader():
             return
         experiment, before, now = self._experiment, self._published, time.monotonic()
-        experiment.store.seal(experiment.name)
-        self._published = publish(experiment, before)
-        if self._published is not before:
-            self._said_at = now
+        # A backlog, of hours without a sealer, is no reason to publish nothing: it is sealed in several rounds.
+        experiment.store.seal(experiment.name, max(_SEALING, self._seconds))
+        self._published, announced = publish(experiment, before)
+        if announced:
+            self._announced, self._said_at = announced, now
         elif now > self._said_at + _SAYING:
+            if experiment.store.newest_snapshot(experiment.name)[0] != self._announced:
+                self._published = None  # another bandit has stored a posterior, which may be older: publish again
+                return
             experiment.store.say_newest(experiment.name, channel_of(experiment.name))
             self._said_at = now
 

@@ -53,17 +53,36 @@ def effective_sample_size(weights: np.ndarray) -> float:
     return float(np.sum(weights)) ** 2 / squares if math.isfinite(squares) and squares > 0 else 0.0
 
 
-def effective_events(weights: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+def needed_events(level: float) -> float:
+    """Return from how many effective events on a normal interval is shown: 20 at 95%, where it then covers .93 or more.
+
+    At every level at most 1.45 (1 - level) of the intervals then miss a rare rate, by sums of binomial probabilities:
+    tests/evaluation/test_rare_rewards.py. The miss that skewness adds grows with the fifth power of the quantile.
+    """
+    return max(20.0, 14.0 * _further_out(level) ** 5)
+
+
+def _further_out(level: float) -> float:
+    """Return how many times further out than at 95% the ends of a normal interval lie; 1 at lower levels."""
+    return max(1.0, float(special.ndtri(0.5 + 0.5 * level) / special.ndtri(0.975)))
+
+
+def effective_events(weights: np.ndarray, rewards: np.ndarray, level: float = 0.95) -> np.ndarray:
     """Return how many events the weighted mean of the first t rewards rests on, for every t.
 
     With r = w (Y - mean), the smaller of (sum r^2)^3 / (sum r^3)^2 and 3 (sum r^2)^2 / sum r^4: n over the squared skewness,
     and 3 n over the kurtosis. For rare rewards of 1 among rewards of 0 both are about the number of ones; for n rewards without
     skewness and without heavy tails they are n or more. Neither depends on the unit of the rewards, nor on where 0
     lies. 0 where all rewards are equal.
+
+    Args:
+        level: above 95% the second number is in units of 20 (z / 1.96)^3 and not of `needed_events`: without skewness the error
+            grows with the third power of the quantile.
     """
     if rewards.size == 0 or not (np.isfinite(weights).all() and weights.any()):
         return np.zeros(rewards.size)
     share = weights / weights.max()
+    symmetric = needed_events(level) / (20.0 * _further_out(level) ** 3)
     from_mean = rewards - np.sum(share * rewards) / np.sum(
         share
     )  # rounding: moments about the mean so far follow from these
@@ -74,7 +93,7 @@ def effective_events(weights: np.ndarray, rewards: np.ndarray) -> np.ndarray:
         second, third, fourth = (
             sum(math.comb(k, j) * (-mean) ** (k - j) * sums[k, j] for j in range(k + 1)) for k in (2, 3, 4)
         )
-        found = np.minimum(second**3 / third**2, 3.0 * second**2 / fourth)
+        found = np.minimum(second**3 / third**2, 3.0 * symmetric * second**2 / fourth)
     is_constant = (second <= 1e-12 * sums[2, 0]) | (np.ptp(rewards[weights > 0]) <= 1e-12 * np.max(np.abs(rewards)))
     return np.where(is_constant, 0.0, found)
 

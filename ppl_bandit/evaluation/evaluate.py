@@ -54,8 +54,8 @@ def evaluate(
         model: the reward model that predicts outcomes; None takes that of the bandit, and running means for other logs. A
             wrong model makes intervals wider, not wrong.
         level: of intervals and of the confidence sequence.
-        bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards that are all 0 or 1, and
-            rewards of two values that are both frequent, are taken for binary.
+        bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards of two values that
+            both came more than once are taken for 0 and 1 in another unit, and the verdict says so.
         baseline: an arm or policy to subtract.
         name: of the experiment in a journal.
         outcome: the outcome to evaluate. None takes the only one, if its mean is what the program maximises.

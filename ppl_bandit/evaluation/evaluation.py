@@ -9,7 +9,13 @@ import numpy as np
 from ppl_bandit.display.figure_style import escaped, figure_tools
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
-from ppl_bandit.evaluation.confidence_sequences import ScoredRows, Sequence, confidence_sequence
+from ppl_bandit.evaluation.confidence_sequences import (
+    ASYMPTOTIC,
+    BETA_BINOMIAL,
+    ScoredRows,
+    Sequence,
+    confidence_sequence,
+)
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
@@ -19,10 +25,15 @@ if TYPE_CHECKING:
     import pandas
 
 MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
-MIN_EFFECTIVE_EVENTS = 20.0  # normal intervals cover .93 or more from here on: tests/evaluation/test_rare_rewards.py
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
 _LARGEST_REWARD = 1e100  # in size; sums of the squares of larger ones overflow, those of the reciprocals underflow
 _LARGEST_SHARE_UNSAID = 0.01  # of decisions that are left out, before the verdict says so
+_GIVE_BOUNDS = (
+    "the smallest and the largest possible reward (bounds=(low, high), --bounds LOW HIGH on the command line)"
+)
+_SMALL_SAMPLES = f"give {_GIVE_BOUNDS}, for a confidence sequence that holds in small samples"
+_FLOOR = "in the next experiment, keep every arm's probability above a floor (selectors.with_floor)"
+_TRUE_PROPENSITIES = "give every row the probability with which its arm was drawn at that decision"
 _BLUE, _GREY = "#0072B2", "#999999"
 
 
@@ -44,7 +55,7 @@ class Evaluation(NamedTuple):
         verdict: the answer in words.
         estimates: every estimator's result.
         level: of all intervals.
-        cautions: what is wrong with the rows of the log, in words; also in the verdict.
+        cautions: what is wrong with the rows of the log, or assumed of them, in words; also in the verdict.
         is_normal: whether the interval, and those of `table()`, are normal ones.
     """
 
@@ -88,12 +99,12 @@ class Evaluation(NamedTuple):
             colour = _BLUE if name == chosen else _GREY
             left.errorbar(row["estimate"], place, xerr=margin, fmt="o", color=colour, capsize=3)
         left.set_yticks(range(len(table)), list(table.index[::-1]))
-        title = f"estimators, {self.level:.0%} intervals" if self.is_normal else "estimators, without intervals"
+        title = f"estimators, {_percent(self.level)} intervals" if self.is_normal else "estimators, without intervals"
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
         right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
-        right.set_title(f"confidence sequence, valid at every decision ({self.level:.0%})")
+        right.set_title(f"confidence sequence, valid at every decision ({_percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
             unit = "difference of mean rewards"
@@ -143,10 +154,11 @@ def evaluate_decisions(
 
     Args:
         target, baseline: see `resolve_target`; with a baseline, the difference target minus baseline is estimated.
-        bounds: smallest and largest possible reward. None for unknown ones; rewards that are all 0 or 1 are taken for binary.
+        bounds: smallest and largest possible reward. None for unknown ones; see `_checked_bounds`.
         means: (T, A), the outcome model's mean reward of every arm before each decision; None takes running means.
         posterior: components -> the model's own interval.
     """
+    is_given = bounds is not None
     components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
     _check_propensities(log)
     _check_unit(log.reward)
@@ -154,14 +166,14 @@ def evaluate_decisions(
     if means is None:
         means = estimators.running_means(log.arm, log.reward, len(log.names))
         is_known[0] = False  # nothing was known before the first row
-    parts = [_scored(log, component, means, is_known) for component in components]
+    parts = [_scored(log, component, means, is_known, level) for component in components]
     found = _estimates(log, parts, means)
     diagnostics = _diagnostics(log, parts)
     sequence = confidence_sequence(log, parts, level, bounds)
-    rare = [part for part in parts if _events(part) < MIN_EFFECTIVE_EVENTS]
+    rare = [part for part in parts if _events(part) < estimators.needed_events(level)]
     reasons = _refusals(log, parts)
     if bounds is None and not reasons:
-        reasons = [_too_rare(log, part) for part in rare]
+        reasons = [(_too_rare(log, part, level), _SMALL_SAMPLES) for part in rare]
     chosen = found[_chosen(found)]
     if reasons:
         interval = math.nan, math.nan
@@ -171,7 +183,12 @@ def evaluate_decisions(
     else:
         interval = _within(chosen.interval(level), bounds, len(components))
     cautions = _cautions(log)
-    why = "; ".join(_too_rare(log, part) for part in rare)
+    if not (is_given or bounds is None or bounds == (0.0, 1.0)):
+        low, high = (f"{end:.6g}" for end in bounds)
+        cautions.append(
+            f"all rewards are {low} or {high}, and others are taken to be impossible; if not, give {_GIVE_BOUNDS}"
+        )
+    why = "; ".join(_too_rare(log, part, level) for part in rare)
     return Evaluation(
         contrast_words(components),
         chosen.value,
@@ -230,14 +247,12 @@ def _chosen(estimates: Mapping[str, Estimate]) -> str:
 
 
 def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the bounds of the rewards; rewards of 0 and 1, and two values that are both frequent, are taken for all values."""
+    """Return the bounds of the rewards; two values that both came more than once are 0 and 1 in another unit."""
     if bounds is None:
         values, counts = np.unique(log.reward, return_counts=True)
         if np.isin(values, (0.0, 1.0)).all():
             return 0.0, 1.0
-        return (
-            (float(values[0]), float(values[1])) if values.size == 2 and counts.min() >= MIN_EFFECTIVE_EVENTS else None
-        )
+        return (float(values[0]), float(values[1])) if values.size == 2 and counts.min() > 1 else None
     try:
         low, high = as_plain_numbers(bounds, "bounds")
     except (TypeError, ValueError):
@@ -281,7 +296,9 @@ def _within(
     return min(max(interval[0], low), high), min(max(interval[1], low), high)
 
 
-def _scored(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> ScoredRows:
+def _scored(
+    log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray, level: float
+) -> ScoredRows:
     every = log.propensities
     needed = component.probs > 0
     lacks = np.zeros(component.probs.shape, bool) if every is None else (every <= 0) & needed
@@ -297,10 +314,10 @@ def _scored(log: LoggedDecisions, component: Component, means: np.ndarray, is_kn
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
-    events = estimators.effective_events(counted, reward)
+    events = estimators.effective_events(counted, reward, level)
     with np.errstate(invalid="ignore", divide="ignore"):
         sizes = np.cumsum(weights) ** 2 / np.cumsum(weights**2)
-    is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (events >= MIN_EFFECTIVE_EVENTS)
+    is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (events >= estimators.needed_events(level))
     if log.contexts is not None and not has_overlap.all():  # the rows that are used have other contexts
         is_enough[:] = False
     return ScoredRows(component, has_overlap, is_used, weights, scores, allocation, events, is_enough)
@@ -374,43 +391,51 @@ def _diagnostics(log: LoggedDecisions, parts: list[ScoredRows]) -> dict[str, flo
     }
 
 
-def _refusals(log: LoggedDecisions, parts: list[ScoredRows]) -> list[str]:
-    """Return why the data do not support an interval; empty where they do."""
-    reasons = list(log.doubts)
+def _refusals(log: LoggedDecisions, parts: list[ScoredRows]) -> list[tuple[str, str]]:
+    """Return why the data do not support an interval, each with its remedy; empty where they do."""
+    reasons = [(doubt, _TRUE_PROPENSITIES) for doubt in log.doubts]
     for part in parts:
         label, weights = part.component.label, part.weights
         if log.contexts is not None and not part.has_overlap.all():
-            reasons.append(
-                f"{label} plays arms that the log could not play in {1 - part.has_overlap.mean():.1%} of the contexts"
-            )
+            share = f"{1 - part.has_overlap.mean():.1%} of the contexts"
+            reasons.append((f"{label} plays arms that the log could not play in {share}", _FLOOR))
         if not part.is_used.any() or not weights.any():
-            reasons.append(f"no decision of the log tells about {label}: no overlap")
+            reasons.append((f"no decision of the log tells about {label}: no overlap", _FLOOR))
             continue
         size = estimators.effective_sample_size(weights)
         if size < MIN_EFFECTIVE_SAMPLE_SIZE:
-            reasons.append(f"{label} has an effective sample size of {size:.1f}, below {MIN_EFFECTIVE_SAMPLE_SIZE:.0f}")
+            small = f"{label} has an effective sample size of {size:.1f}, below {MIN_EFFECTIVE_SAMPLE_SIZE:.0f}"
+            reasons.append((small, f"{_more(log, size, MIN_EFFECTIVE_SAMPLE_SIZE)}; or, {_FLOOR}"))
             continue  # the standard error of the mean weight is then no guide
         error = float(weights.std()) / math.sqrt(weights.size)
         if abs(float(weights.mean()) - 1.0) > MAX_WEIGHT_DEVIATION * max(error, 1e-12):
-            reasons.append(
+            wrong = (
                 f"the mean importance weight of {label} is {weights.mean():.3g}, more than {MAX_WEIGHT_DEVIATION:.0f} standard "
                 "errors from 1: the recorded propensities are not those of the decisions"
             )
+            reasons.append((wrong, _TRUE_PROPENSITIES))
     return reasons
 
 
-def _too_rare(log: LoggedDecisions, part: ScoredRows) -> str:
+def _too_rare(log: LoggedDecisions, part: ScoredRows, level: float) -> str:
     """Return that the rewards of a component rest on too few events, and how many decisions are likely to bring enough."""
-    label, found = part.component.label, _events(part)
+    label, found, needed = part.component.label, _events(part), estimators.needed_events(level)
     own = log.reward[part.is_used][part.weights > 0]
     if found == 0:
         only = f": all {own.size} are {own[0]:.4g}" if own.size else ""
-        return f"the rewards of {label} do not differ{only}; a normal interval needs at least {MIN_EFFECTIVE_EVENTS:.0f} events"
-    more = log.arm.size * (MIN_EFFECTIVE_EVENTS / found - 1.0)
+        return f"the rewards of {label} do not differ{only}; a normal interval needs at least {needed:.0f} events"
     return (
         f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
-        f"needs {MIN_EFFECTIVE_EVENTS:.0f}: about {float(f'{more:.1g}'):,.0f} more decisions like these"
+        f"at {_percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
     )
+
+
+def _more(log: LoggedDecisions, found: float, needed: float) -> str:
+    return f"about {float(f'{log.arm.size * (needed / found - 1.0):.1g}'):,.0f} more decisions like these"
+
+
+def _percent(level: float) -> str:
+    return f"{100.0 * level:.4g}%"
 
 
 def _cautions(log: LoggedDecisions) -> list[str]:
@@ -442,7 +467,7 @@ def _verdict(
     interval: tuple[float, float],
     sequence: Sequence,
     diagnostics: Mapping[str, float],
-    reasons: list[str],
+    reasons: list[tuple[str, str]],
     why_sequence: str,
     cautions: list[str],
     level: float,
@@ -457,23 +482,21 @@ def _verdict(
     low, high = (-last["upper"], -last["lower"]) if is_turned else (last["lower"], last["upper"])
     anytime = f"{low:.4g} to {high:.4g}"
     if reasons:
-        is_asymptotic = sequence.kind.startswith("asymptotic")
-        remains = (
-            "Give bounds= for a sequence that holds in small samples; without them there is"
-            if is_asymptotic
-            else "What remains valid is"
-        )
-        rest = f"{remains} the confidence sequence, {anytime} at {level:.0%} ({sequence.kind})."
-        if not is_bounded:
-            rest = "Give bounds= for a confidence sequence that holds in small samples."
+        remedies = [remedy for _, remedy in reasons]
+        is_valid = _TRUE_PROPENSITIES not in remedies or sequence.kind == BETA_BINOMIAL
+        if is_valid and sequence.kind == ASYMPTOTIC:
+            remedies.append(_SMALL_SAMPLES)
+        rest = f"What remains valid is the confidence sequence, {anytime} at {_percent(level)} ({sequence.kind}). "
+        if not (is_valid and is_bounded):
+            rest = ""
         return "\n".join(
             [
-                f"No interval for {contrast_words(components)}: {'; '.join(reasons)}.",
+                f"No interval for {contrast_words(components)}: {'; '.join(reason for reason, _ in reasons)}.",
                 *said,
-                f"{rest} Remedy for the next experiment: selectors.with_floor keeps every arm's probability above a floor.",
+                f"{rest}Remedy: {'; '.join(dict.fromkeys(remedies))}.",
             ]
         )
-    shown = f"{level:.0%} interval {interval[0]:.4g} to {interval[1]:.4g}"
+    shown = f"{_percent(level)} interval {interval[0]:.4g} to {interval[1]:.4g}"
     if len(components) == 1:
         answer = f"The mean reward of {components[0].label} is {chosen.value:.4g} ({shown})."
     else:
@@ -481,7 +504,7 @@ def _verdict(
         if interval[0] > 0:
             answer = f"{first} beats {second} by {chosen.value:.4g} ({shown})."
         elif is_turned:
-            turned = f"{level:.0%} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
+            turned = f"{_percent(level)} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
             answer = f"{second} beats {first} by {-chosen.value:.4g} ({turned})."
         else:
             answer = f"No difference is shown between {first} and {second}: {chosen.value:.4g} ({shown})."
@@ -490,7 +513,7 @@ def _verdict(
     elif is_bounded:
         looked = f"If you looked at the data before the end, use the confidence sequence: {anytime}."
     else:
-        looked = "If you looked at the data before the end, give bounds= for a confidence sequence."
+        looked = f"If you looked at the data before the end, give {_GIVE_BOUNDS}, for a confidence sequence."
     support = (
         f"The data support this: the effective sample size is {diagnostics['effective_sample_size']:.0f}, the smallest "
         f"recorded probability {diagnostics['smallest_propensity']:.2g}."

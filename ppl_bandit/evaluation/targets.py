@@ -147,7 +147,7 @@ def with_value(
             raise ValueError(f"value must be a function of the outcomes, got {value!r}; outcome= names one of them")
         contexts = log.contexts if log.learnt_contexts is None else log.learnt_contexts
         reward = _call(value, outcomes, log.arm, contexts)
-        return _judged(log._replace(reward=reward), model is None or _is_maximised(model, value))
+        return _judged(log._replace(reward=reward), model is None or _is_maximised(model, value, log))
     if outcome is None and len(outcomes) > 1:
         raise ValueError(
             f"the experiment has the outcomes {list(outcomes)}: name the one to evaluate with outcome=, or give value=, a "
@@ -159,7 +159,7 @@ def with_value(
     log = log._replace(reward=np.asarray(outcomes[name], float))
     if model is None or model.is_reward_an_outcome:
         return log, True
-    is_maximised = _is_maximised(model, lambda given: given[name] if isinstance(given, Mapping) else given)
+    is_maximised = _is_maximised(model, lambda given: given[name] if isinstance(given, Mapping) else given, log)
     if outcome is None and not is_maximised:
         raise ValueError(
             f"the program maximises its own expected_reward, which is not the mean of {name!r}: say what a decision earned "
@@ -202,19 +202,21 @@ def _num_arguments(value: Callable[..., Any]) -> int:
     return min(max(len(required), 1), 3)
 
 
-def _is_maximised(model: RewardModel, value: Callable[..., Any]) -> bool:
-    """Return whether the program's expected reward is the mean of a value, judged by simulation from the prior.
+def _is_maximised(model: RewardModel, value: Callable[..., Any], log: LoggedDecisions) -> bool:
+    """Return whether the program's expected reward is the mean of a value at the contexts of a log, judged by simulation.
 
-    The difference of the two has mean 0 at every value of the latents, so its product with any function of the expected reward
-    has too; 1 and the side of the median are taken.
+    The difference of the two has mean 0 at every value of the latents and at every context, so its product with any function of
+    them has too. Three are taken: 1; the side of the median on which the expected reward lies; and for every context the sign
+    that the mean difference there has in the other half of the draws.
     """
-    num = _NUM_DRAWS * _NUM_PLAYS
-    contexts = model.context_rows(_NUM_PLAYS)
+    decided, learnt = _context_rows(model, log.contexts), _context_rows(model, log.learnt_contexts)
+    learnt = decided if log.learnt_contexts is None else learnt
+    shape = _NUM_DRAWS, _NUM_PLAYS
 
     @jax.jit
     def play(keys: Any, draws: Any, rows: Any) -> dict[str, Any]:
         def one(key: Any, latents: Any) -> dict[str, Any]:
-            trace = model.trace(latents, rows, contexts, key=key)
+            trace = model.trace(latents, rows, learnt, key=key)
             masks = {name: mask_of(trace[name]["fn"]) for name in model.outcomes}
             values = {name: trace[name]["value"] for name in model.outcomes}
             return {
@@ -223,22 +225,37 @@ def _is_maximised(model: RewardModel, value: Callable[..., Any]) -> bool:
 
         return jax.vmap(one)(keys, draws)
 
+    @jax.jit
+    def expect(draws: Any) -> Any:
+        if decided is None:
+            return jnp.repeat(model.expected_rewards(draws, None)[:, None], _NUM_PLAYS, axis=1)
+        return jax.vmap(lambda context: model.expected_rewards(draws, context), out_axes=1)(decided)
+
     with jax.enable_x64(True):
         key_latents, key_plays = jr.split(jr.key(0))
         draws = model.sample_prior(key_latents, _NUM_DRAWS)
-        expected = np.asarray(model.expected_rewards(draws, model.context))
-        each = model.context_rows(num)
+        table = np.asarray(expect(draws))
+        each = jax.tree.map(lambda leaf: np.concatenate([np.asarray(leaf)] * _NUM_DRAWS), learnt)
         for arm in range(model.num_arms):
             plays = play(jr.split(jr.fold_in(key_plays, arm), _NUM_DRAWS), draws, jnp.full(_NUM_PLAYS, arm))
             flat = {name: np.asarray(values, float).reshape(-1) for name, values in plays.items()}
-            earned = _call(value, flat, np.full(num, arm), jax.tree.map(np.asarray, each)).reshape(
-                _NUM_DRAWS, _NUM_PLAYS
-            )
-            difference = earned.mean(axis=1) - expected[:, arm]
-            above = np.where(expected[:, arm] > np.median(expected[:, arm]), 1.0, -1.0)
-            rounding = 1e-6 * float(np.abs(expected[:, arm]).mean())
-            for sign in (np.ones(_NUM_DRAWS), above):
-                error = float(np.std(sign * difference)) / math.sqrt(_NUM_DRAWS)
+            expected = table[:, :, arm]
+            difference = _call(value, flat, np.full(expected.size, arm), each).reshape(shape) - expected
+            first, second = np.sign([half.mean(axis=0) for half in np.array_split(difference, 2)])
+            by_context = np.repeat([second, first], _NUM_DRAWS // 2, axis=0)
+            by_latents = np.where(expected > np.median(expected), 1.0, -1.0)
+            rounding = 1e-6 * float(np.abs(expected).mean())
+            for sign in (1.0, by_latents, by_context):
+                error = float(np.std(sign * difference)) / math.sqrt(difference.size)
                 if abs(float(np.mean(sign * difference))) > _LARGEST_DEVIATION * error + rounding:
                     return False
     return True
+
+
+def _context_rows(model: RewardModel, contexts: Any) -> Any:
+    """Return a row for each play: contexts of the log, evenly spaced and repeated; without any, the example."""
+    num_rows = len(jax.tree.leaves(contexts)[0]) if jax.tree.leaves(contexts) else 0
+    if not num_rows:
+        return model.context_rows(_NUM_PLAYS)
+    rows = np.linspace(0, num_rows - 1, min(num_rows, _NUM_PLAYS)).astype(int)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[np.resize(rows, _NUM_PLAYS)], contexts)

@@ -30,18 +30,21 @@ if TYPE_CHECKING:
     import pandas
 
 _NEWEST = 10_000  # decisions of deciders of which the age is told: 0.2 s
+_NUM_CHANGES = 10  # of which late decisions are told
 _CHANGES = (ARMS, CHANGED, LOOKED)  # which arms are played, and how
 _LEARNT = (REWARDED, CORRECTED, DISCARDED, IMPORTED, *_CHANGES)
 _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
 
 
 class KnowledgeAge(NamedTuple):
-    """How old the posterior behind the newest decisions of deciders was; times are those of the processes' clocks.
+    """How old the posterior behind the newest decisions of deciders was.
+
+    Decisions of deciders have the time of the server, other events that of the process that recorded them.
 
     Attributes:
         num_decisions: that were looked at.
         median, largest: seconds between the first event that a decision had not learnt and the decision.
-        num_after_change: decisions that came after a change of the arms, a pause or a look that they did not know.
+        num_after_change: decisions that came after one of the last ten changes of arms, pauses or looks, not knowing it.
         latest: seconds that the last of those came after the change.
     """
 
@@ -256,17 +259,25 @@ def knowledge_age(store: SqlStore, name: str) -> KnowledgeAge | None:
         return None
     learnt = store.read(name, min(event.body["absorbed"] for event in made), kinds=_LEARNT)
     ages = _seconds_since_unknown(made, learnt)
-    late = _seconds_since_unknown(made, [event for event in learnt if event.kind in _CHANGES])
-    num_late = sum(seconds > 0.0 for seconds in late)
-    return KnowledgeAge(len(made), float(np.median(ages)), max(ages), num_late, max(late))
+    changes, late, after = store.read(name, kinds=_CHANGES), list[float](), 0
+    for change in changes[-_NUM_CHANGES:]:
+        after, found = max(after, change.position), [0.0]
+        while found:  # deciders hear of a change soon: the decisions that did not know it are the first behind it
+            page = store.next_decisions(name, after, _NEWEST)
+            found = [seconds for seconds in _seconds_since_unknown(page, changes) if seconds > 0.0]
+            late, after = late + found, page[-1].position if page else after
+    return KnowledgeAge(len(made), float(np.median(ages)), max(ages), len(late), max(late, default=0.0))
 
 
 def _seconds_since_unknown(made: Sequence[Event], learnt: Sequence[Event]) -> list[float]:
-    """Return the seconds from the first event that each decision had not learnt to the decision; 0 if there was none."""
+    """Return the seconds from the first event that each decider's decision had not learnt to it; 0 if there was none.
+
+    A decision may be sealed behind events that came after it, so that its time counts, not its position.
+    """
     positions, found = [event.position for event in learnt], []
     for event in made:
         index = bisect.bisect_right(positions, event.body["absorbed"])
-        is_unknown = index < len(learnt) and positions[index] < event.position
+        is_unknown = "snapshot" in event.body and index < len(learnt) and positions[index] < event.position
         found.append(max(event.time - learnt[index].time, 0.0) if is_unknown else 0.0)
     return found
 

@@ -246,7 +246,8 @@ class Experiment:
 
         def make(projection: Projection) -> Plan:
             nonlocal num_decisions
-            decisions = [event for event in self.store.owned(self.name, owner) if event.kind == DECIDED]
+            owned = self.store.owned(self.name, owner)
+            decisions = [event for event in owned if event.kind == DECIDED]
             num_decisions = len(decisions)
             if not decisions:
                 return Plan([], projection)
@@ -261,12 +262,12 @@ class Experiment:
                     id, body = record.decided.decision, {"reason": "erased"}
                     events.append(new_event(DISCARDED, body, decision=id, batch=batch, arm=record.arm, settles=True))
             announcement, contents = checkpoint(after)
-            beside = self.store.erasure(self.name, owner, contents)
+            beside = self.store.erasure(self.name, owner, owned, contents)
             return Plan([*events, announcement], after, beside=beside)
 
         with call_within(self.store.timeout):
             self._record(make)
-            self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
+        self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
         return num_decisions
 
     def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:

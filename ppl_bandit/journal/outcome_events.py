@@ -74,6 +74,9 @@ class Rewards(NamedTuple):
             event = _reward_event(projection, record, reported, self.is_correction, batch)
             if event is None:
                 continue
+            window, is_first = task.windows.reward, event.settles and record.status == PENDING_STATUS
+            if is_first and window is not None and event.time - record.decided.time > window:
+                event = event._replace(body=event.body | {"is_late": True})  # it has not expired yet
             if not event.settles:
                 context = context_from_leaves(task.model, record.context)
                 _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
@@ -114,23 +117,24 @@ class Discard(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """All pending decisions made until a time: discarded, or rewarded with given values.
+    """All pending decisions made until a time, between two positions: discarded, or rewarded with given values.
 
     Outcomes and late entries that were reported before are kept.
 
     Attributes:
         reward: to record for them; None discards them.
-        after: a position up to which no decision is pending.
+        after: a position up to which none is pending.
     """
 
     until: float
     reward: Reported | None
     after: int = 0
+    before: int | None = None
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the events to record."""
-        reward = self.reward
-        pending = [str(event.decision) for event in store.pending(name, self.until, self.after)]
+        reward, place = self.reward, (self.until, self.after, self.before)
+        pending = [str(event.decision) for event in store.pending(name, *place)]
         records, batch = _records(store, name, pending), new_ids(1)[0]
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]

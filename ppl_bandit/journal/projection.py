@@ -16,6 +16,7 @@ from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import History, Rows, Task, is_known, why_not_in_part
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Interaction
 
 _MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data
 _DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
@@ -107,13 +108,32 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
 def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) -> Projection:
     """Return the projection without the rows of an erased unit.
 
-    The posterior keeps what it has learnt from them, unless its engine stores rows: then it learns the others again.
+    The posterior keeps what it has learnt from them, unless its engine stores rows, or was chosen for one of them: then it
+    learns the others again.
     """
-    history = projection.history.edited(dict.fromkeys(rows)) if rows else projection.history
+    before = projection.history
+    history = before.edited(dict.fromkeys(rows)) if rows else before
     projection = projection._replace(history=history)
-    if rows and is_learning and projection.learner.engine.capabilities.reserve is not None:
+    if rows and is_learning and (_stores_rows(projection.learner) or _has_example(projection.learner, before, rows)):
         projection = projection._replace(learner=refit(projection, history)[0])
     return projection
+
+
+def _stores_rows(learner: Learner) -> bool:
+    """Return whether a state holds rows: all of them, or a window of the latest."""
+    parts = jax.tree.leaves(learner.state, is_leaf=lambda part: isinstance(part, Interaction))
+    return learner.engine.capabilities.reserve is not None or any(isinstance(part, Interaction) for part in parts)
+
+
+def _has_example(learner: Learner, history: History, positions: Sequence[int]) -> bool:
+    """Return whether an engine was chosen for a row with the context of one of those at some positions."""
+    if learner.examples is None:
+        return False
+    is_own = np.isin(history.positions(), positions)
+    own, chosen = (jax.tree.leaves(rows[2]) for rows in (history.rows(), learner.examples))
+    pairs = zip(own, chosen, strict=True)
+    same = [(leaf[is_own][:, None] == other).reshape(is_own.sum(), len(other), -1).all(axis=2) for leaf, other in pairs]
+    return bool(np.any(np.all(same, axis=0)))
 
 
 def learning_in_part(projection: Projection) -> Projection:
@@ -180,7 +200,7 @@ def with_changes(projection: Projection, events: Sequence[Event], *, is_learning
             projection = learning_in_part(projection)
             if is_learning:
                 projection = projection._replace(learner=refit(projection, projection.history)[0])
-        piece = _rows_of_event(task.model, event)
+        piece = rows_of_event(task.model, event)
         arms = [0] if piece is None else piece.arms.tolist()
         if min(arms) < 0 or max(arms) >= task.model.num_arms:
             raise ValueError(f"its arms are not all between 0 and {task.model.num_arms - 1}")
@@ -205,7 +225,8 @@ def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any
     return jax.tree.unflatten(structure, arrays)
 
 
-def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
+def rows_of_event(model: RewardModel, event: Event) -> Rows | None:
+    """Return the rows that an event brings to the posterior; None if there are none."""
     body = event.body
     if event.kind == IMPORTED:
         rewards = {name: np.asarray(values, np.float64) for name, values in body["rewards"].items()}

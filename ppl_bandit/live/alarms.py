@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
+from ppl_bandit.journal.events import CORRECTED, DECIDED, DISCARDED, FORGOTTEN, IMPORTED, REWARDED, Event
+from ppl_bandit.journal.projection import Projection, forgotten, initial_projection, refit, rows_of_event
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.live.alarm_processes import (
     DriftState,
@@ -28,14 +28,19 @@ from ppl_bandit.live.alarm_processes import (
     sample_ratio_start,
     sample_ratio_steps,
 )
+from ppl_bandit.posterior.fallback import learn
 from ppl_bandit.posterior.learning import Learner, draw
+from ppl_bandit.posterior.task import Rows
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Interaction
 
 if TYPE_CHECKING:
     import pandas
 
 LEVEL = 0.05  # of each kind of alarm: the probability that it ever rings while nothing is wrong
-_NUM_DRAWS = 200  # of the posterior predictive
+_NUM_DRAWS = 1_000  # of the posterior predictive: at half their worth an estimated rank has a standard error of .02
+_LEAST_ESS = 0.5
+_BLOCK = 64  # rows ranked at once: one shape is compiled
 _PAGE = 2_000  # events read at once
 _COLUMNS = ("alarm", "arm", "since", "figure", "threshold", "level", "what_to_do")
 
@@ -94,6 +99,13 @@ class _Open(NamedTuple):
     settled: Event | None = None
 
 
+class _Judged(NamedTuple):
+    """An event that drift depends on, and whether its reward is ranked; else it is only learnt."""
+
+    event: Event
+    is_ranked: bool = True
+
+
 class AlarmWatch:
     """The alarms of one experiment after the events that were read so far; a call reads the new ones only."""
 
@@ -107,28 +119,29 @@ class AlarmWatch:
         self._ties: dict[tuple[int, int], np.random.Generator] = {}
         self._bets = new_bets()
         self._rings: dict[tuple[str, int | None, int], _Ring] = {}
-        self._known: tuple[RewardModel | None, Learner | None] = None, None
+        self._predictive: _Predictive | None = None
+        self._doubtful_since: float | None = None
         missing_process(np.zeros(0), np.zeros(0), settings.missing)  # raises for a share outside (0, 1)
 
-    def read(
-        self, store: SqlStore, name: str, now: float, model: RewardModel | None = None, learner: Learner | None = None
-    ) -> None:
+    def read(self, store: SqlStore, name: str, now: float, projection: Projection | None = None) -> None:
         """Fold the events since the last call.
 
         Args:
             now: the time, for rewards that are overdue.
-            model: needed for the drift of rewards that depend on a context.
-            learner: the posterior. Rewards that depend on a context are ranked in the predictive of the posterior at the call
-                before, which has not seen them; those of the first call in that of this one.
+            projection: its program is needed for the drift of rewards that depend on a context.
         """
-        self._known = self._known if model is self._known[0] else (model, learner)
+        if projection is not None and self.settings.has_context and not self.settings.is_moving:
+            self._predictive = self._predictive or _Predictive(projection)
+            self._predictive.follow(projection)
         while True:
             events = store.read(name, self._position, limit=_PAGE, whole=True)
             is_last = len(events) < _PAGE
             self._fold(events, now if is_last else -math.inf)
             if is_last:
                 break
-        self._known = model, learner
+        is_doubtful = projection is not None and bool(projection.learner.doubts)
+        since = self._now if self._doubtful_since is None else self._doubtful_since
+        self._doubtful_since = since if is_doubtful else None
 
     def table(self, names: Sequence[Any], learner: Learner | None = None) -> "pandas.DataFrame":
         """Return one row per alarm: which, of which arm, since when, its figure, threshold and level, and what to do.
@@ -158,7 +171,8 @@ class AlarmWatch:
         checked = [kind for kind in _REMEDIES if self._is_checked(kind, learner)]
         if learner is not None and learner.doubts:
             remedy = f"{learner.doubts}: {_REMEDIES['untrusted_inference']}"
-            rows.append(("untrusted_inference", None, *[math.nan] * 4, remedy))
+            num = max(learner.num_doubted, 1)  # a check of the engine, not a test: it has no level
+            rows.append(("untrusted_inference", None, self._doubtful_since, float(num), 1.0, math.nan, remedy))
         table = pandas.DataFrame(rows, columns=list(_COLUMNS))
         table["since"] = pandas.to_datetime(table["since"].astype(float), unit="s", utc=True)
         table.attrs["checked"] = checked
@@ -167,7 +181,7 @@ class AlarmWatch:
     def _is_checked(self, kind: str, learner: Learner | None) -> bool:
         """Return whether an alarm can be told: drift needs latents that do not move, and the program if there is a context."""
         if kind == "drift":
-            return not self.settings.is_moving and (not self.settings.has_context or learner is not None)
+            return not self.settings.is_moving and (not self.settings.has_context or self._predictive is not None)
         if kind == "concentration":  # P(best) is no martingale along contexts, or if the best arm changes
             return not (self.settings.is_moving or self.settings.has_context)
         return kind != "untrusted_inference" or learner is not None
@@ -175,11 +189,13 @@ class AlarmWatch:
     def _fold(self, events: Sequence[Event], now: float) -> None:
         steps: list[tuple[float, int, Any]] = []  # time, arm, propensities; or time, -1, step of an override
         counts: list[tuple[float, int, int]] = []  # time, missing, decisions
-        judged: list[tuple[Event, int]] = []
+        judged: list[_Judged] = []
         beliefs: list[tuple[float, list[float]]] = []
         for event in events:
             self._position, self._now = event.position, max(self._now, event.time)
             id = event.decision
+            if event.kind in (IMPORTED, FORGOTTEN):
+                judged.append(_Judged(event, False))
             if id is None:
                 continue
             if event.kind == DECIDED:
@@ -200,6 +216,8 @@ class AlarmWatch:
                     self._open[id] = own._replace(settled=event)
                 if not self.settings.is_ordered:
                     self._judge(id, event.time, judged, counts)
+            elif event.settles and event.kind in (REWARDED, CORRECTED) and event.body.get("of") is None:
+                judged.append(_Judged(event, False))  # of a decision that is left out, or was missing
             self._judge_in_order(self._now, judged, counts)
         if now > self._now:
             self._now = now
@@ -213,12 +231,10 @@ class AlarmWatch:
             probs = [row for _, row in beliefs]
             found, self._bets = concentration_process(probs, self.settings.num_draws, self._bets)
             self._see("concentration", None, 0, found, [time for time, _ in beliefs], 1.0 / LEVEL)
-        if self._is_checked("drift", self._known[1]):
+        if self._is_checked("drift", None):
             self._watch_drift(judged)
 
-    def _judge_in_order(
-        self, now: float, judged: list[tuple[Event, int]], counts: list[tuple[float, int, int]]
-    ) -> None:
+    def _judge_in_order(self, now: float, judged: list[_Judged], counts: list[tuple[float, int, int]]) -> None:
         """Judge the oldest decisions, as far as they are settled or overdue."""
         while self._open and self.settings.is_ordered:
             id, first = next(iter(self._open.items()))
@@ -227,9 +243,7 @@ class AlarmWatch:
                 return
             self._judge(id, now, judged, counts)
 
-    def _judge(
-        self, id: str, now: float, judged: list[tuple[Event, int]], counts: list[tuple[float, int, int]]
-    ) -> None:
+    def _judge(self, id: str, now: float, judged: list[_Judged], counts: list[tuple[float, int, int]]) -> None:
         """Count a decision as rewarded or missing."""
         own = self._open.pop(id)
         if own.settled is not None and own.settled.body.get("reason") == "erased":
@@ -239,7 +253,7 @@ class AlarmWatch:
             self._num_missing += 1
             counts.append((now, self._num_missing, self._num_decisions))
         else:
-            judged.append((own.settled, int(own.settled.arm or 0)))
+            judged.append(_Judged(own.settled))
 
     def _watch_allocation(self, steps: Sequence[tuple[float, int, Any]]) -> None:
         num_arms = max([self._num_arms, *(len(body) for _, arm, body in steps if arm >= 0)])
@@ -271,24 +285,41 @@ class AlarmWatch:
                 self._ties[key] = np.random.default_rng(key)
         self._num_arms = num_arms
 
-    def _watch_drift(self, judged: Sequence[tuple[Event, int]]) -> None:
-        if self.settings.has_context:  # those of erased units have none
-            judged = [(event, arm) for event, arm in judged if event.body.get("context") is not None]
-        if not judged:
+    def _watch_drift(self, judged: Sequence[_Judged]) -> None:
+        outcomes, found = self.settings.outcomes, list[tuple[Event, list[float]]]()
+        if self._predictive is None:
+            found = [
+                (event, [event.body["reward"][name] for name in outcomes]) for event, is_ranked in judged if is_ranked
+            ]
+        else:
+            found = self._ranked(judged, self._predictive)
+        if not found:
             return
-        arms, outcomes = np.array([arm for _, arm in judged], int), self.settings.outcomes
-        values = np.array([[event.body["reward"][name] for name in outcomes] for event, _ in judged], float)
-        if self.settings.has_context:
-            model, learner = self._known
-            assert model is not None and learner is not None
-            values = _predictive_ranks(model, learner, arms, values, [event.body["context"] for event, _ in judged])
+        arms, values = np.array([int(event.arm or 0) for event, _ in found]), np.array([own for _, own in found], float)
         threshold = len(self._drift) / LEVEL
         for (arm, outcome), state in self._drift.items():
             rows = np.flatnonzero(arms == arm).tolist()
             if rows:
                 key, ties = (arm, outcome), self._ties[arm, outcome].random(len(rows))
-                found, self._drift[key] = drift_process(values[rows, outcome], ties, state)
-                self._see("drift", arm, outcome, found, [judged[row][0].time for row in rows], threshold)
+                process, self._drift[key] = drift_process(values[rows, outcome], ties, state)
+                self._see("drift", arm, outcome, process, [found[row][0].time for row in rows], threshold)
+
+    def _ranked(self, judged: Sequence[_Judged], predictive: "_Predictive") -> list[tuple[Event, list[float]]]:
+        """Return the ranks of the rewards that are judged; those of erased units have no context."""
+        found, batch = list[tuple[Event, list[float]]](), list[tuple[_Judged, Rows]]()
+        for index, one in enumerate(judged):
+            rows = predictive.rows(one.event)
+            if rows is not None:
+                batch.append((one, rows))
+            if batch and (one.event.kind == FORGOTTEN or index == len(judged) - 1):
+                joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(rows for _, rows in batch))
+                positions = np.repeat([own.event.position for own, _ in batch], [rows.arms.size for _, rows in batch])
+                ranks = dict(zip(positions.tolist(), predictive.ranks(joined, positions).tolist(), strict=True))
+                found += [(own.event, ranks[own.event.position]) for own, _ in batch if own.is_ranked]
+                batch = []
+            if one.event.kind == FORGOTTEN:
+                predictive.forget(one.event.body["rows"])
+        return found
 
     def _see(
         self, kind: str, arm: int | None, outcome: int, process: np.ndarray, times: Sequence[float], threshold: float
@@ -303,29 +334,97 @@ class AlarmWatch:
         self._rings[kind, arm, outcome] = ring._replace(highest=max(ring.highest, float(process.max())))
 
 
-def _predictive_ranks(
-    model: RewardModel, learner: Learner, arms: np.ndarray, values: np.ndarray, contexts: Sequence[Sequence[Any]]
-) -> np.ndarray:
-    """Return the rank of every outcome among draws from the posterior predictive of its own arm and context, in (0, 1)."""
-    num_rows = arms.size
-    padded = np.resize(np.arange(num_rows), 1 << (num_rows - 1).bit_length())  # few shapes are compiled
-    leaves = [np.stack([np.asarray(row[i]) for row in contexts])[padded] for i in range(len(contexts[0]))]
-    at = jax.tree.unflatten(jax.tree.structure(model.context), leaves)
-    with jax.enable_x64(True):
-        drawn = _predict(model)(
-            jr.split(jr.key(0), _NUM_DRAWS),
-            draw(learner, _NUM_DRAWS),
-            jnp.asarray(arms[padded]),
-            at,
-        )
-    found, names = np.empty_like(values), model.outcomes
-    for number, own in enumerate(values.T):
-        others = np.asarray(drawn[names[number]] if len(names) > 1 else drawn, float)[:, :num_rows]
-        below, equal = (others < own).sum(axis=0), (others == own).sum(axis=0)
-        found[:, number] = (below + np.random.default_rng(number).random(own.size) * (equal + 1)) / (_NUM_DRAWS + 1)
-    return found
+class _Predictive:
+    """Ranks of rewards in the posterior predictive at their own arm and context, given all rewards before them.
+
+    Under the program they are uniform and independent, on average over its prior. Draws from the posterior are weighted by the
+    likelihood of the rows since, and drawn anew once they are worth less than half of their number. So the ranks do not depend
+    on when `alarms` is called.
+    """
+
+    def __init__(self, projection: Projection):
+        self._own = initial_projection(projection.task, projection.prior)
+        self._waiting: list[tuple] = []  # rows that are not learnt yet, as `History` takes them
+        self._num_rows = 0
+        self._draws: Any = None
+        self._logs = np.zeros(_NUM_DRAWS)  # log weights of the draws
+        self._uniforms = np.random.default_rng(0)
+
+    def follow(self, projection: Projection) -> None:
+        """Continue with the arms of the bandit."""
+        if projection.task is not self._own.task:
+            self._learn()
+            own = self._own._replace(task=projection.task, prior=projection.prior)
+            self._own = own._replace(learner=refit(own, own.history)[0])
+
+    def forget(self, positions: Sequence[int]) -> None:
+        """Remove the rows of an erased unit."""
+        self._learn()
+        self._own = forgotten(self._own, positions, True)
+
+    def rows(self, event: Event) -> Rows | None:
+        """Return the rows of an event; None if it has none that can be learnt."""
+        rows = rows_of_event(self._own.task.model, event)
+        return None if rows is None else rows._replace(counted=None)
+
+    def ranks(self, rows: Rows, positions: np.ndarray) -> np.ndarray:
+        """Return the rank of every outcome of some rows, (N, outcomes) in [0, 1], and learn them."""
+        task, found = self._own.task, np.empty((positions.size, len(self._own.task.model.outcomes)))
+        start = 0
+        while start < positions.size:
+            if self._draws is None:
+                seed = jax.device_put(np.int64(self._num_rows))  # other random numbers than before
+                self._draws = draw(self._own.learner._replace(seed=seed), _NUM_DRAWS)
+                self._logs = np.zeros(_NUM_DRAWS)
+            num = min(_BLOCK, positions.size - start)
+            index = np.minimum(start + np.arange(_BLOCK), start + num - 1)
+            block = jax.tree.map(lambda leaf, index=index: leaf[index], rows[:3])
+            with jax.enable_x64(True):
+                numbers = self._num_rows + np.arange(_BLOCK)
+                drawn, likelihoods = jax.device_get(_predict(task.model)(numbers, self._draws, *block))
+            likelihoods = np.nan_to_num(likelihoods[:num], nan=-math.inf, posinf=1e100, neginf=-math.inf)
+            steps = np.concatenate([self._logs[None], likelihoods])
+            logs = np.cumsum(steps, axis=0)  # before each row, and after the last
+            weights = np.exp(logs - np.maximum(logs.max(axis=1, keepdims=True), -1e300))
+            totals = weights.sum(axis=1)
+            is_worn = totals**2 < _LEAST_ESS * _NUM_DRAWS * np.maximum((weights**2).sum(axis=1), 1e-300)
+            num = next((row for row in range(1, num) if is_worn[row]), num)
+            shares = weights[:num] / totals[:num, None]
+            for number, name in enumerate(task.model.outcomes):
+                own, others = block[1][name][:num, None], drawn[name][:num]
+                below, equal = ((shares * is_so).sum(axis=1) for is_so in (others < own, others == own))
+                found[start : start + num, number] = below + self._uniforms.random(num) * equal
+            index = slice(start, start + num)
+            self._waiting.append(jax.tree.map(lambda leaf, index=index: leaf[index], (*rows[:3], positions)))
+            self._num_rows, self._logs, start = self._num_rows + num, logs[num], start + num
+            if is_worn[num]:
+                self._learn()
+        return found
+
+    def _learn(self) -> None:
+        """Learn the rows that wait; the next ones get new draws."""
+        if self._waiting:
+            part = jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._waiting)
+            task, learner, history = self._own.task, self._own.learner, self._own.history
+            learner, *_ = learn(task, learner, history, Rows(*part[:3]))
+            self._own = self._own._replace(learner=learner, history=history.extended(part))
+        self._waiting, self._draws = [], None
 
 
 @functools.lru_cache(maxsize=8)
 def _predict(model: RewardModel) -> Callable[..., Any]:
-    return jax.jit(jax.vmap(model.draw_reward, in_axes=(0, 0, None, None)))
+    """Return the function (numbers, draws, arms, rewards, contexts) -> draws of the outcomes, log likelihoods, both (N, M)."""
+
+    def one(key: jax.Array, latents: Any, row: Interaction) -> tuple[dict[str, jax.Array], jax.Array]:
+        drawn = model.draw_reward(key, latents, row.arm, row.context)
+        likelihood = model.log_likelihood(latents, jax.tree.map(lambda leaf: leaf[None], row))[0]
+        return drawn if len(model.outcomes) > 1 else {model.outcomes[0]: drawn}, likelihood
+
+    def many(numbers: Any, draws: Any, arms: Any, rewards: Any, contexts: Any) -> Any:
+        def at(number: Any, row: Interaction) -> Any:  # a row's random numbers depend on its number alone
+            keys = jr.split(jr.fold_in(jr.key(0), number), _NUM_DRAWS)
+            return jax.vmap(one, in_axes=(0, 0, None))(keys, draws, row)
+
+        return jax.vmap(at)(numbers, Interaction(arms, rewards, contexts))
+
+    return jax.jit(many)

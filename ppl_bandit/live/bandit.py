@@ -81,8 +81,8 @@ class Bandit(ReadableBandit):
         journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
             opening the same journal and name again continues the experiment. None keeps everything in memory.
         name: of the experiment in the journal; None is "default".
-        design: a `Design`: `look` then says when to stop, and decisions after a stop are refused. Its selector and its burn-in
-            are used.
+        design: a `Design`: `look` then says when to stop. Decisions are refused while a look is due, and after a stop. Its
+            selector and its burn-in are used.
         late: entries of a dict context that are known only with the reward, such as the days of follow-up. Decisions use
             their example values; `update(decision, reward, context={"days": 12.0})` brings those that are learnt.
         unit_window: seconds or a timedelta that the decision of a unit stands, see `select`; None: for ever.
@@ -317,8 +317,10 @@ class Bandit(ReadableBandit):
     def look(self) -> LookVerdict:
         """Take the look that is due by the design, record it, and say whether to stop.
 
-        A look is due as soon as its number of decisions is reached; if none is, the verdict of the last one is returned. The
-        same look gives the same verdict in every process and after a crash, and `operating_characteristics` simulates it.
+        A look is due as soon as its number of decisions is reached, and decisions are refused until it is taken. It uses the
+        rewards that are known; only the last one of a design with `max_rows` waits for those that are pending. If none is due,
+        the verdict of the last one is returned. The same look gives the same verdict in every process and after a
+        crash, and `operating_characteristics` simulates it.
 
         Raises:
             ValueError: if the bandit has no design.
@@ -452,20 +454,22 @@ class Bandit(ReadableBandit):
         return len(self._learn(Expiry(until, values))[0])
 
     def _expire_overdue(self) -> int:
-        """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
+        """Settle the decisions that are overdue by `reward_window`, and return their number.
+
+        It reads the decisions that became overdue since the last time, at least a second ago, or a tenth of the window.
+        """
         window, now = self._windows.reward, time.time()
         if window is None or now < self._next_sweep:
             return 0
-        self._next_sweep = now + min(1.0, window / 10)
-        until, default = now - window, self._windows.default
-        experiment = self._experiment
-        place = experiment.name, until, experiment.settled_until
-        end = experiment.store.first_after(*place)
-        if not experiment.store.num_pending(*place):
-            experiment.settled_until = end - 1
-            return 0
-        reward = None if default is None else Reported(default)
-        return len(self._learn(Expiry(until, reward, experiment.settled_until))[0])
+        until, default, experiment = now - window, self._windows.default, self._experiment
+        after, num = experiment.settled_until, 0
+        first, made = experiment.store.first_after(experiment.name, until, after)
+        self._next_sweep = max(now + min(1.0, window / 10), min(made, now) + window)
+        if experiment.store.pending(experiment.name, until, after, first):
+            reward = None if default is None else Reported(default)
+            num = len(self._learn(Expiry(until, reward, after, first))[0])
+        experiment.settled_until = first - 1
+        return num
 
     def erase(self, unit: str) -> int:
         """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.

@@ -33,6 +33,7 @@ class Decision:
         notes: warnings about these numbers; usually empty.
         unit: that the decision is for, or None.
         version: position of the last event that it knew.
+        is_new: whether the call that returns it recorded it; False if the unit or the request had it before.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Decision:
     notes: tuple[str, ...] = ()
     unit: str | None = None
     version: int = 0
+    is_new: bool = field(default=True, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as JSON values, for a message or a log."""
@@ -121,6 +123,7 @@ def decision_from_event(event: Event, context: Any, task: Task, learner: Learner
         notes,
         body.get("unit"),
         body["absorbed"],
+        learner is not None,
     )
 
 

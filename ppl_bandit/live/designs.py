@@ -66,8 +66,16 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     return DesignRecord(design_settings(design), tuple(probs.tolist()))
 
 
+def due_look(projection: Projection, design: Design) -> int | None:
+    """Return the last look whose number of decisions is reached, if it was not taken; None after a stop."""
+    last, num_decisions = projection.look, int(projection.num_played.sum())
+    index = sum(rows <= num_decisions for rows in design.look_rows) - 1
+    is_done = last is not None and (index <= last["look"] or last["ending"] != ENDINGS[CONTINUE])
+    return None if index < 0 or is_done else index
+
+
 def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> None:
-    """Refuse decisions after the experiment has stopped, and several at once that go beyond the next planned look.
+    """Refuse decisions after the experiment has stopped or while a look is due, and several that pass the next planned look.
 
     Raises:
         ExperimentStopped: says what to do instead.
@@ -81,6 +89,12 @@ def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> 
     num_played = int(projection.num_played.sum())
     if num_played >= design.last_rows:
         raise ExperimentStopped(f"the design ends after {design.last_rows} decisions, of which 0 are left: call look()")
+    due = due_look(projection, design)
+    if due is not None:
+        raise ExperimentStopped(
+            f"look {due + 1} of {design.num_looks} is due since {design.look_rows[due]} decisions: call look(), which takes it "
+            "with the rewards that are known, and decide then"
+        )
     next_look = min(rows for rows in design.look_rows if rows > num_played)
     left = next_look - num_played
     if num_new > left:

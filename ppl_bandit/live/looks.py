@@ -13,6 +13,7 @@ import numpy as np
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.live.designs import due_look
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look, endings
@@ -133,8 +134,8 @@ _CRITERIA = {  # what is compared, and what happens beyond the threshold
 def take_look(experiment: Experiment, design: Design) -> LookVerdict:
     """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
 
-    A look is due as soon as its number of decisions is reached. If several are, only the last of them is taken. The last look
-    of a design with `max_rows` waits until no reward is pending.
+    A look is due as soon as its number of decisions is reached, and decisions are refused until it is taken. If a slate passed
+    several, only the last of them is taken. The last look of a design with `max_rows` waits until no reward is pending.
     """
 
     def num_pending() -> int:
@@ -147,16 +148,13 @@ def take_look(experiment: Experiment, design: Design) -> LookVerdict:
 
 def _look_body(projection: Projection, design: Design, num_pending: int) -> dict[str, Any] | None:
     """Return the event of the look that is due; None if none is."""
-    num_decisions, last = int(projection.num_played.sum()), projection.look
-    index = sum(rows <= num_decisions for rows in design.look_rows) - 1
-    if index <= (-1 if last is None else last["look"]) or (last is not None and last["ending"] != ENDINGS[CONTINUE]):
-        return None
-    if index == design.num_looks - 1 and design.max_rows is not None and num_pending:
+    index = due_look(projection, design)
+    if index is None or (index == design.num_looks - 1 and design.max_rows is not None and num_pending):
         return None
     found, allocation = _check(projection, design, index)
     return {
         "look": index,
-        "num_decisions": num_decisions,
+        "num_decisions": int(projection.num_played.sum()),
         "num_rewards": len(projection.history),
         "num_pending": num_pending,
         "ending": endings(design)[int(found.ending)],

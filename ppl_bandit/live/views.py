@@ -164,7 +164,7 @@ class ReadableBandit:
         with self._watching:
             if self._watch is None or self._watch.settings != settings:
                 self._watch = AlarmWatch(settings)
-            self._watch.read(experiment.store, experiment.name, time.time(), model, learner)
+            self._watch.read(experiment.store, experiment.name, time.time(), projection)
             return self._watch.table(projection.task.arms.names, learner)
 
     def records(self, after: int = 0) -> Iterator[dict[str, Any]]:

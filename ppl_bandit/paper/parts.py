@@ -1,5 +1,6 @@
 """The parts of the evaluation: simulations that do not depend on each other."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from ppl_bandit.display.terminal import progress_reporter
 from ppl_bandit.paper import claims, runs, settings
 from ppl_bandit.simulation.chunks import run_in_processes
+from ppl_bandit.simulation.executors import ExecutorLost
 
 GRIDS = ("A = 2", "A = 3", "linear")
 CLAIMS = _TABLE_SIZE, _QUANTILE = "size of the table", "quantile of Bayes-UCB"  # claims with simulations of their own
@@ -83,7 +85,7 @@ def _descriptions(sizes: settings.Sizes) -> dict[str, tuple[Any, ...]]:
 
 
 def run_parts(parts: Sequence[Part], executor: Executor | None = None) -> dict[str, Any]:
-    """Run the parts, and return their results by name.
+    """Run the parts, and return their results by name; after Ctrl-C, or if the executor is lost, those of the finished parts.
 
     Args:
         executor: runs the chunks of each part on its workers; None runs two parts at once, in processes.
@@ -93,7 +95,12 @@ def run_parts(parts: Sequence[Part], executor: Executor | None = None) -> dict[s
     found: Iterable[Any] = run_in_processes([part.run for part in parts])
     if executor is not None:
         found = (part.run(executor=executor) for part in parts)
-    for part, result in zip(parts, found, strict=True):
-        results[part.name] = result
-        advance(1)
+    try:
+        for part, result in zip(parts, found, strict=True):
+            results[part.name] = result
+            advance(1)
+    except (KeyboardInterrupt, ExecutorLost) as error:
+        if not results:
+            raise
+        sys.stderr.write(f"\n{str(error) or 'interrupted'}: the finished parts are kept\n")
     return results

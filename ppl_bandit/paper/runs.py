@@ -83,14 +83,18 @@ def simulate_setting(
     precision: str,
     executor: Executor | None = None,
 ) -> "xarray.Dataset":
-    """Simulate policies in a setting, and return the summary."""
+    """Simulate policies in a setting, and return the summary; a verdict on fewer realizations would mislead.
+
+    Raises:
+        KeyboardInterrupt: if not all have finished; `simulate` has written why.
+    """
     setting = SETTINGS[name]
     is_linear = bool(setting.weights)
     model = _linear(len(setting.weights)) if is_linear else _bernoulli(len(setting.rates))
     truth = {"rate": np.array(setting.rates)}
     if is_linear:
         truth = {"weights": np.array(setting.weights), "variance": np.full(model.num_arms, setting.noise**2)}
-    return simulate(
+    found = simulate(
         seed,
         model,
         engines.conjugate,
@@ -103,6 +107,9 @@ def simulate_setting(
         precision=precision,
         executor=executor,
     )
+    if not found.attrs["is_complete"]:
+        raise KeyboardInterrupt
+    return found
 
 
 def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[ReproducedRegret]:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppl_bandit.deciders.decider import Decider
+    from ppl_bandit.files.keys import KeyFile
     from ppl_bandit.serving.app import create_app
     from ppl_bandit.serving.batches import Limits
     from ppl_bandit.serving.client import Client
-    from ppl_bandit.serving.keys import KeyFile
 
 __all__ = ["Client", "Decider", "KeyFile", "Limits", "create_app"]
 
 _HOMES = {
     "Client": "serving.client",
     "Decider": "deciders.decider",
-    "KeyFile": "serving.keys",
+    "KeyFile": "files.keys",
     "Limits": "serving.batches",
     "create_app": "serving.app",
 }

@@ -1,20 +1,26 @@
 """Who may call: the key of a request, or a loopback address where the service has no keys."""
 
+import functools
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ppl_bandit.serving.keys import Access, KeyFile
+from ppl_bandit.files.keys import Access, KeyFile
+from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.problems import Problem
 
 COOKIE = "ppl_bandit_key"
 _EVERYTHING = Access(None)
-_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
+@functools.lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Return whether an address is one of this machine that others cannot reach."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: one such as 127.example.org may stand for any machine
+        return host == "localhost"
 
 
 def is_own_origin(headers: Mapping[bytes, bytes], *, default: bool) -> bool:
@@ -28,12 +34,31 @@ class Gate:
     """Decides what a request may do.
 
     Args:
+        experiments: {name: experiment}.
         keys: None serves callers on this machine alone. Their `Host` must name it too, so that no page in a browser reaches
             the service through a domain of its own that resolves to this machine.
     """
 
-    def __init__(self, keys: KeyFile | None):
-        self.keys = keys
+    def __init__(self, experiments: Mapping[str, ServedExperiment], keys: KeyFile | None):
+        self.experiments, self.keys = experiments, keys
+
+    def open(
+        self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], role: str, name: str, cookie: str | None = None
+    ) -> tuple[Access, ServedExperiment]:
+        """Return what the caller may do, and the experiment with a name, if the caller has a role for it.
+
+        Raises:
+            Problem: as `enter` and `check`; 404 for an experiment that is not served.
+        """
+        access = self.enter(scope, headers, cookie)
+        self.check(access, role, name)
+        if name not in self.experiments:
+            raise Problem(404, "unknown_experiment", f"there is no experiment {name!r}: GET /v1/experiments lists them")
+        return access, self.experiments[name]
+
+    def opened(self, access: Access) -> list[ServedExperiment]:
+        """Return the experiments that a caller may use."""
+        return [experiment for name, experiment in self.experiments.items() if access.opens(name)]
 
     def enter(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], cookie: str | None = None) -> Access:
         """Return what the caller may do.
@@ -49,7 +74,7 @@ class Gate:
             name = headers.get(b"host", b"").decode("latin-1")
             if not name.endswith("]"):
                 name = name.rpartition(":")[0] or name
-            if (client is not None and not is_loopback(client[0])) or name not in _LOOPBACK_NAMES:
+            if (client is not None and not is_loopback(client[0])) or not is_loopback(name.strip("[]")):
                 raise Problem(
                     403, "no_keys", "without keys, the service answers this machine alone: start it with --keys"
                 )

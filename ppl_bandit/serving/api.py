@@ -1,6 +1,9 @@
 """The endpoints that read, correct and administer experiments: FastAPI routes, each a thin form of a method of `Bandit`."""
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import orjson
@@ -8,11 +11,10 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from ppl_bandit.display.terminal import to_plain
+from ppl_bandit.journal.stores.store import call_within
 from ppl_bandit.serving.access import Gate
-from ppl_bandit.serving.experiments import Correction, Discard, ServedExperiment, rows_of
-from ppl_bandit.serving.hot import unknown_experiment
-from ppl_bandit.serving.keys import Access
-from ppl_bandit.serving.messages import Message, RewardValue, Text
+from ppl_bandit.serving.experiments import ServedExperiment, rows_of
+from ppl_bandit.serving.messages import Correction, Message, RewardValue, Text
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, or_raise
 
@@ -29,93 +31,76 @@ class NewArm(Message):
 _WITHOUT_ANSWER: dict[str, Any] = {"status_code": 204, "response_class": Response}
 
 
-class _Doors:
-    """Lets a request in to an experiment, or to what concerns all of them, if its key opens it."""
-
-    def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
-        self.experiments, self.gate = experiments, gate
-
-    def enter(self, request: Request) -> Access:
-        """Return what the caller may do."""
-        return self.gate.enter(request.scope, dict(request.scope["headers"]))
-
-    def opener(self, role: str) -> Callable[..., ServedExperiment]:
-        """Return a dependency of a route: the experiment in the address, for callers with a role."""
-
-        def opened(request: Request, name: Annotated[str, Path(min_length=1, max_length=100)]) -> ServedExperiment:
-            self.gate.check(self.enter(request), role, name)
-            if name not in self.experiments:
-                raise unknown_experiment(name)
-            return self.experiments[name]
-
-        return opened
-
-
-def make_router(
-    experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics, *, decides_only: bool = False
-) -> APIRouter:
+def make_router(gate: Gate, metrics: Metrics, *, decides_only: bool = False) -> APIRouter:
     """Return the routes below /v1, and those of a monitoring system, which are all of a process that decides only."""
-    router, doors = APIRouter(), _Doors(experiments, gate)
+    router = APIRouter()
     if not decides_only:
-        _add_reading(router, doors)
-        _add_correcting(router, doors)
-        _add_administration(router, doors)
-    _add_monitoring(router, doors, metrics)
+        _add_reading(router, gate)
+        _add_correcting(router, gate)
+        _add_administration(router, gate)
+    _add_monitoring(router, gate, metrics)
     return router
 
 
-def _add_reading(router: APIRouter, doors: _Doors) -> None:
+def _opener(gate: Gate, role: str) -> Any:
+    """Return a dependency of a route: the experiment in the address, for callers with a role."""
+
+    async def opened(request: Request, name: Annotated[str, Path(min_length=1, max_length=100)]) -> ServedExperiment:
+        return gate.open(request.scope, dict(request.scope["headers"]), role, name)[1]
+
+    return Depends(opened)
+
+
+def _add_reading(router: APIRouter, gate: Gate) -> None:
     """Add what a role may read."""
-    Read = Annotated[ServedExperiment, Depends(doors.opener("read"))]
+    Read = Annotated[ServedExperiment, _opener(gate, "read")]
 
     @router.get("/v1/experiments", tags=["read"])
-    def list_experiments(request: Request) -> dict[str, Any]:
+    async def list_experiments(request: Request) -> dict[str, Any]:
         """List the experiments that the key opens."""
-        access = doors.enter(request)
-        doors.gate.check_role(access, "read")
-        opened = [experiment for name, experiment in doors.experiments.items() if access.opens(name)]
-        return {"experiments": [_state(experiment) for experiment in opened]}
+        access = gate.enter(request.scope, dict(request.scope["headers"]))
+        gate.check_role(access, "read")
+        return {"experiments": await asyncio.gather(*map(_state, gate.opened(access)))}
 
     @router.get("/v1/experiments/{name}", tags=["read"])
-    def show_experiment(experiment: Read) -> dict[str, Any]:
+    async def show_experiment(experiment: Read) -> dict[str, Any]:
         """Show one experiment."""
-        return _state(experiment)
+        return await _state(experiment)
 
     def add(part: str, summary: str, read: Callable[[ServedExperiment], dict[str, Any]]) -> None:
         @router.get(f"/v1/experiments/{{name}}/{part}", name=part, summary=summary, tags=["read"])
-        def reading(experiment: Read) -> dict[str, Any]:
-            return experiment.reading(part, lambda: to_plain(read(experiment)))
+        async def reading(experiment: Read) -> dict[str, Any]:
+            return await experiment.read(part, lambda: to_plain(read(experiment)))
 
     for part, (summary, read) in _READINGS.items():
         add(part, summary, read)
 
     @router.get("/v1/experiments/{name}/pending", tags=["read"])
-    def pending(experiment: Read, limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> dict[str, Any]:
+    async def pending(experiment: Read, limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> dict[str, Any]:
         """List the decisions that wait for a reward, oldest first."""
-        rows = experiment.reading("pending", lambda: to_plain(rows_of(experiment.bandit.pending())))
+        rows = await experiment.read("pending", lambda: to_plain(rows_of(experiment.bandit.pending())))
         return {"rows": rows[:limit]}
 
     streamed: Any = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
 
     @router.get("/v1/experiments/{name}/history", tags=["read"], responses=streamed, response_class=StreamingResponse)
-    def history(experiment: Read, after: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> StreamingResponse:
+    async def history(experiment: Read, after: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> StreamingResponse:
         """Stream the decisions beyond a position with their rewards, oldest first: one JSON object a line."""
-        return StreamingResponse(_history_lines(experiment, after), media_type="application/x-ndjson")
+        rows = await experiment.read(None, lambda: experiment.bandit.records(after))
+        return StreamingResponse(_history_lines(experiment, rows), media_type="application/x-ndjson")
 
 
-def _history_lines(experiment: ServedExperiment, after: int) -> Iterator[bytes]:
-    part = []
-    for row in experiment.bandit.records(after):
-        part.append(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE))
-        if len(part) == _ROWS_PER_PART:
-            yield b"".join(part)
-            part = []
-    yield b"".join(part)
+def _history_lines(experiment: ServedExperiment, rows: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    part: list[dict[str, Any]] | None = None
+    while part != []:
+        with call_within(experiment.limits.deadline):
+            part = list(itertools.islice(rows, _ROWS_PER_PART))
+        yield b"".join(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE) for row in part)
 
 
-def _add_correcting(router: APIRouter, doors: _Doors) -> None:
+def _add_correcting(router: APIRouter, gate: Gate) -> None:
     """Add what the product corrects about single decisions."""
-    Decide = Annotated[ServedExperiment, Depends(doors.opener("decide"))]
+    Decide = Annotated[ServedExperiment, _opener(gate, "decide")]
     Decision = Annotated[str, Path(max_length=256)]
     address = "/v1/experiments/{name}/decisions/{decision}"
 
@@ -124,47 +109,47 @@ def _add_correcting(router: APIRouter, doors: _Doors) -> None:
         """Replace the reward of a decision; the posterior then is as if only the new one had been reported."""
         if (body.reward is None) == (body.outcomes is None):
             raise Problem(422, "invalid_body", "give either reward, a number, or outcomes, {name: number}")
-        return {"recorded": await _queued(experiment, Correction(decision, body))}
+        return {"recorded": await _queued(experiment, Correction.model_construct(decision=decision, **dict(body)))}
 
     @router.delete(address, tags=["decide"], **_WITHOUT_ANSWER)
     async def discard(experiment: Decide, decision: Decision) -> None:
         """Say that a decision was not shown, so that no reward will come."""
-        await _queued(experiment, Discard(decision))
+        await _queued(experiment, decision)
 
 
-def _add_administration(router: APIRouter, doors: _Doors) -> None:
+def _add_administration(router: APIRouter, gate: Gate) -> None:
     """Add what changes an experiment."""
-    Admin = Annotated[ServedExperiment, Depends(doors.opener("admin"))]
+    Admin = Annotated[ServedExperiment, _opener(gate, "admin")]
     Name = Annotated[str, Path(min_length=1, max_length=256)]
     changes: dict[str, Any] = {"tags": ["admin"], **_WITHOUT_ANSWER}
 
-    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201)
+    @router.post("/v1/experiments/{name}/arms", tags=["admin"])
     def add_arm(experiment: Admin, body: NewArm) -> dict[str, Any]:
         """Add an arm, which starts at its prior, or bring back a retired one."""
-        return {"arm": _changed(experiment, lambda: experiment.bandit.add_arm(body.name))}
+        return {"arm": experiment.change(lambda: experiment.bandit.add_arm(body.name))}
 
     @router.post("/v1/experiments/{name}/arms/{arm:path}/retire", **changes)
     def retire_arm(experiment: Admin, arm: Name) -> None:
         """Stop playing an arm; its posterior is kept."""
-        _changed(experiment, lambda: experiment.bandit.retire_arm(arm_of(experiment, arm)))
+        experiment.change(lambda: experiment.bandit.retire_arm(arm_of(experiment, arm)))
 
     @router.post("/v1/experiments/{name}/pause", **changes)
     def pause(experiment: Admin) -> None:
         """Refuse further decisions; rewards are still learnt."""
-        _changed(experiment, experiment.bandit.pause)
+        experiment.change(experiment.bandit.pause)
 
     @router.post("/v1/experiments/{name}/resume", **changes)
     def resume(experiment: Admin) -> None:
         """Take decisions again."""
-        _changed(experiment, experiment.bandit.resume)
+        experiment.change(experiment.bandit.resume)
 
     @router.delete("/v1/experiments/{name}/units/{unit:path}", **changes)
     def erase(experiment: Admin, unit: Name) -> None:
         """Erase the personal data of a unit; its rewards stay learnt, and the journal still verifies."""
-        _changed(experiment, lambda: experiment.bandit.erase(unit))
+        experiment.change(lambda: experiment.bandit.erase(unit))
 
 
-def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
+def _add_monitoring(router: APIRouter, gate: Gate, metrics: Metrics) -> None:
     """Add what a monitoring system asks."""
 
     # In the event loop: it answers while every thread reads.
@@ -178,36 +163,40 @@ def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
     @router.get("/readyz", tags=["monitoring"])
     async def readyz() -> dict[str, str]:
         """Say whether every experiment is compiled, its journal works, and its queues have room."""
-        why = {reason for own in doors.experiments.values() if (reason := own.not_ready())}
+        why = {reason for own in gate.experiments.values() if (reason := own.not_ready())}
         if why:  # without the names of experiments: no key is asked for
             raise Problem(503, "not_ready", "; ".join(sorted(why)), retry_after=2)
         return {"status": "ready"}
 
     @router.get("/metrics", tags=["monitoring"], response_class=Response)
-    def show_metrics(request: Request) -> Response:
+    async def show_metrics(request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
-        doors.gate.check(doors.enter(request), "read", None)
+        gate.check(gate.enter(request.scope, dict(request.scope["headers"])), "read", None)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def arm_of(experiment: ServedExperiment, text: str) -> Any:
-    """Return the arm that a text in an address names: numbered arms are numbers."""
-    arms = experiment.bandit.arms
-    return next((arm for arm in arms if str(arm) == text), text)
+    """Return the arm that a text in an address names: numbered arms are numbers.
 
-
-def _changed(experiment: ServedExperiment, change: Callable[[], Any]) -> Any:
-    found = change()
-    experiment.forget_readings()
-    return found
+    Raises:
+        Problem: 404.
+    """
+    arms = experiment.bandit._catch_up().task.arms.names
+    for arm in arms:
+        if str(arm) == text:
+            return arm
+    raise Problem(404, "unknown_arm", f"there is no arm {text!r}, the arms are {', '.join(map(str, arms))}")
 
 
 async def _queued(experiment: ServedExperiment, request: Any) -> bool:
     return or_raise(await experiment.submit(experiment.rewards, request))
 
 
-def _state(experiment: ServedExperiment) -> dict[str, Any]:
-    bandit = experiment.bandit
+async def _state(experiment: ServedExperiment) -> dict[str, Any]:
+    bandit, num_pending = experiment.bandit, None
+    if not experiment.not_ready():
+        with contextlib.suppress(Problem):  # a moment later, the state says what is wrong
+            num_pending = await experiment.read("num_pending", experiment.num_pending)
     return {
         "name": experiment.name,
         "state": experiment.not_ready() or "ready",
@@ -215,7 +204,7 @@ def _state(experiment: ServedExperiment) -> dict[str, Any]:
         "arms": bandit.arms,
         "retired": bandit.retired,
         "num_rewards": bandit.num_rewards,
-        "num_pending": int(experiment.gauges()["pending"]),
+        "num_pending": num_pending,
         "engine": bandit.explanation.engine,
         "selector": str(bandit._selector),
     }
@@ -238,6 +227,6 @@ _READINGS: dict[str, tuple[str, Callable[[ServedExperiment], dict[str, Any]]]] =
         _arms,
     ),
     "looks": ("List the looks of a designed experiment, oldest first.", lambda own: {"rows": own.looks()}),
-    "alarms": ("List what is wrong, as of the last half minute.", lambda own: {"rows": own.alarms}),
+    "alarms": ("List what is wrong.", lambda own: {"rows": rows_of(own.bandit.alarms())}),
     "explain": ("Say which engine learns, and why.", lambda own: {"text": own.bandit.explain()}),
 }

@@ -6,6 +6,7 @@ import gc
 import logging
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,7 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
 from ppl_bandit.deciders.decider import Decider
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.files.experiments_file import open_experiments, read_config
+from ppl_bandit.files.keys import KeyFile
+from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.api import make_router
@@ -26,9 +29,8 @@ from ppl_bandit.serving.batches import Limits
 from ppl_bandit.serving.dashboard import Pages
 from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.hot import HotRoutes, LimitedRoutes
-from ppl_bandit.serving.keys import KeyFile
 from ppl_bandit.serving.metrics import Metrics
-from ppl_bandit.serving.openapi import complete_document
+from ppl_bandit.serving.openapi import complete_document, document_hot
 from ppl_bandit.serving.problems import Problem, as_problem
 from ppl_bandit.serving.served_decider import ServedDecider
 from ppl_bandit.types import BanditError
@@ -36,7 +38,7 @@ from ppl_bandit.types import BanditError
 logger = logging.getLogger("ppl_bandit.serving")
 
 _SECONDS_BETWEEN_ROUNDS = 2.0  # of counting, and of refusals in the log
-_SECONDS_TO_DRAIN = 6.0  # of the 10 s in which the service stops
+_SECONDS_TO_DRAIN = 3.0  # of the 10 s in which the service stops; uvicorn waits for open requests before
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -54,7 +56,7 @@ class _Application(FastAPI):
 
 
 def create_app(
-    experiments: Mapping[str, Bandit | Decider],
+    experiments: Mapping[str, Bandit | Decider] | str | PathLike,
     *,
     keys: str | PathLike | KeyFile | None = None,
     flag_values: Mapping[str, Mapping[Any, Any]] | None = None,
@@ -64,21 +66,26 @@ def create_app(
     """Return the ASGI application of some experiments, for any ASGI server.
 
     Args:
-        experiments: {name in the address: bandit}; or deciders, which answer decisions and monitoring alone.
+        experiments: {name in the address: bandit}; or deciders, which answer decisions and monitoring alone; or the path of a
+            file of experiments, which are opened, and closed when the application stops.
         keys: the file of keys; None answers callers on this machine alone.
         flag_values: {experiment: {arm: value}} of OpenFeature flags; without it the value is the arm.
         limits: of each queue.
         closes: whether the bandits are closed when the application stops.
 
+    Once its experiments are compiled, the application calls `gc.freeze`, so that no collection interrupts an answer.
+
     Raises:
         ValueError: for a name that an address cannot hold, or a file of keys that cannot be used.
     """
+    if keys is not None:
+        keys = keys if isinstance(keys, KeyFile) else KeyFile(keys)
+        keys.check()
+    if isinstance(experiments, str | PathLike):
+        experiments, configured = open_experiments(read_config(Path(experiments)))
+        flag_values, closes = {**configured, **(flag_values or {})}, True
     if not experiments:
         raise ValueError("experiments is empty: give {name: Bandit}")
-    if keys is not None and not isinstance(keys, KeyFile):
-        keys = KeyFile(keys)
-    if keys is not None:
-        keys.check()
     served: dict[str, ServedExperiment] = {}
     for name, bandit in experiments.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -97,7 +104,7 @@ def create_app(
     decides_only = {isinstance(own, ServedDecider) for own in served.values()}
     if len(decides_only) > 1:
         raise ValueError("experiments has bandits and deciders: one application serves bandits, another the deciders")
-    metrics, gate = Metrics(served), Gate(keys)
+    metrics, gate = Metrics(served), Gate(served, keys)
     for experiment in served.values():
         experiment.metrics = metrics
     app = _Application(
@@ -109,14 +116,15 @@ def create_app(
         lifespan=lambda app: _lifespan(served, metrics, closes),
         redirect_slashes=False,
     )
-    pages = Pages(served, gate)
+    pages = Pages(gate)
     is_decider = True in decides_only
-    routers = make_router(served, gate, metrics, decides_only=is_decider), APIRouter() if is_decider else pages.router()
+    routers = make_router(gate, metrics, decides_only=is_decider), APIRouter() if is_decider else pages.router()
+    document_hot(routers[0])
     app.include_router(routers[0])
     app.include_router(routers[1], include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     app.add_middleware(LimitedRoutes, metrics=metrics)
-    app.hot = HotRoutes(served, gate, metrics)
+    app.hot = HotRoutes(gate, metrics)
 
     async def refuse(request: Request, error: Exception) -> Response:
         problem = _as_problem(error)
@@ -178,15 +186,18 @@ def _keep_house(experiments: Mapping[str, ServedExperiment], metrics: Metrics, s
 
 def _stop(experiments: Mapping[str, ServedExperiment], closes: bool) -> None:
     logger.info("stopping: recording what waits")
+    ends = time.monotonic() + _SECONDS_TO_DRAIN
+    for queue in [queue for experiment in experiments.values() for queue in experiment.queues]:
+        queue.close(0.0)
     for experiment in experiments.values():
-        done = [queue.close(_SECONDS_TO_DRAIN / len(experiments) / 2) for queue in experiment.queues]
-        if not all(done):
+        if not all([queue.close(max(ends - time.monotonic(), 0.0)) for queue in experiment.queues[:2]]):
             logger.error(
                 "%s: the journal did not take what was waiting; unanswered requests may be lost", experiment.name
             )
         elif closes:
             try:
-                experiment.close()
+                with call_within(max(ends - time.monotonic(), 0.1)):
+                    experiment.close()
             except Exception as error:
                 logger.error("%s: closing failed: %s", experiment.name, as_problem(error).code)
     logger.info("stopped")

@@ -4,6 +4,7 @@ A page shows names, units and programs that others wrote: everything is escaped,
 script but the service's own file. Changes come from the dashboard's own pages alone (`Origin`), by a key in a same-site cookie.
 """
 
+import asyncio
 import inspect
 import math
 import time
@@ -15,14 +16,14 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader
+from starlette.concurrency import run_in_threadpool
 
 from ppl_bandit.display.terminal import printable
+from ppl_bandit.files.keys import Access
 from ppl_bandit.journal.events import DECIDED
 from ppl_bandit.serving.access import COOKIE, Gate, is_own_origin
 from ppl_bandit.serving.api import arm_of
-from ppl_bandit.serving.experiments import ServedExperiment
-from ppl_bandit.serving.hot import unknown_experiment
-from ppl_bandit.serving.keys import Access
+from ppl_bandit.serving.experiments import ServedExperiment, rows_of
 from ppl_bandit.serving.problems import Problem
 
 _POLICY = (
@@ -63,8 +64,8 @@ def _finalize(value: Any) -> Any:
 class Pages:
     """Each page as a function of a request, called in a thread."""
 
-    def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
-        self._experiments, self._gate = experiments, gate
+    def __init__(self, gate: Gate):
+        self._gate = gate
         self._templates = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, finalize=_finalize
         )
@@ -98,15 +99,13 @@ class Pages:
         text = self._templates.get_template(template).render(has_keys=self._gate.keys is not None, **values)
         return HTMLResponse(text, status, _HEADERS)
 
-    def _enter(self, request: Request, role: str = "read", name: str | None = None) -> Access:
+    def _caller(self, request: Request) -> tuple[Mapping[str, Any], Mapping[bytes, bytes], str | None]:
         cookie = request.cookies.get(COOKIE, "") if self._gate.keys else None
-        access = self._gate.enter(request.scope, dict(request.scope["headers"]), cookie)
-        self._gate.check_role(access, role)
-        if name is not None:
-            self._gate.check(access, role, name)
-            if name not in self._experiments:
-                raise unknown_experiment(name)
-        return access
+        return request.scope, dict(request.scope["headers"]), cookie
+
+    def _open(self, request: Request, role: str, name: str) -> tuple[Access, ServedExperiment]:
+        scope, headers, cookie = self._caller(request)
+        return self._gate.open(scope, headers, role, name, cookie)
 
     def refusal(self, request: Request, problem: Problem) -> HTMLResponse:
         """Return the page of a refusal: where a key is missing, the form for it."""
@@ -115,31 +114,31 @@ class Pages:
             return self._page("login.html", 401, title="Log in", message=message)
         return self._page("message.html", problem.status, title="This did not work", message=problem.detail)
 
-    def _index(self, request: Request) -> Response:
-        access = self._enter(request)
-        opened = [own for name, own in self._experiments.items() if access.opens(name)]
-        rows = [(own, own.not_ready(), _report_lines(own)[:1]) for own in opened]
+    async def _index(self, request: Request) -> Response:
+        access = self._gate.enter(*self._caller(request))
+        self._gate.check_role(access, "read")
+        opened = self._gate.opened(access)
+        lines = await asyncio.gather(*map(_conclusion, opened))
+        rows = [(own, own.not_ready(), line) for own, line in zip(opened, lines, strict=True)]
         return self._page("index.html", title="Experiments", rows=rows)
 
-    def _experiment(self, request: Request, name: str, arms: str = "") -> Response:
-        access = self._enter(request, "read", name)
-        own = self._experiments[name]
-        found = own.reading("page", lambda: _page_values(own)) if own.state == "ready" else {}
+    async def _experiment(self, request: Request, name: str, arms: str = "") -> Response:
+        access, own = self._open(request, "read", name)
+        found = await own.read("page", lambda: _page_values(own)) if own.state == "ready" else {}
         values = {"own": own, "why": own.not_ready(), "is_admin": access.has_role("admin"), **found}
-        return self._page("experiment.html", title=name, **values, shows_all=arms == "all", num_rows=_NUM_ROWS)
+        values |= {"title": name, "shows_all": arms == "all", "num_rows": _NUM_ROWS}
+        return await run_in_threadpool(self._page, "experiment.html", **values)
 
     def _confirm(self, request: Request, name: str, change: str, arm: str = "") -> Response:
-        self._enter(request, "admin", name)
+        self._open(request, "admin", name)
         return self._page("confirm.html", title=f"{change.capitalize()}?", name=name, change=_known(change), arm=arm)
 
     def _apply(self, request: Request, name: str, change: str, fields: _Form) -> Response:
-        self._enter(request, "admin", name)
-        own = self._experiments[name]
+        own = self._open(request, "admin", name)[1]
         if _known(change) == "retire":
-            own.bandit.retire_arm(arm_of(own, fields.get("arm", "")))
+            own.change(lambda: own.bandit.retire_arm(arm_of(own, fields.get("arm", ""))))
         else:
-            getattr(own.bandit, change)()
-        own.forget_readings()
+            own.change(getattr(own.bandit, change))
         return RedirectResponse(f"/experiments/{name}", 303, _HEADERS)
 
     def _ask(self) -> Response:
@@ -168,10 +167,12 @@ def _known(change: str) -> str:
     return change
 
 
-def _report_lines(own: ServedExperiment) -> list[str]:
-    if own.state != "ready":
-        return []
-    return own.reading("report", lambda: own.bandit.report().to_dict())["text"].splitlines()
+async def _conclusion(own: ServedExperiment) -> str:
+    """Return the first line of an experiment's report, or why there is none."""
+    try:
+        return (await own.read("page", lambda: _page_values(own)))["lines"][0] if own.state == "ready" else ""
+    except Problem as problem:
+        return problem.detail
 
 
 def _page_values(own: ServedExperiment) -> dict[str, Any]:
@@ -207,7 +208,7 @@ def _page_values(own: ServedExperiment) -> dict[str, Any]:
         "curves": list(zip(("P(best) at each decision", "Probability of being played"), curves, strict=False)),
         "top": top,
         "legend": [found.arms[index] for index in order[:_NUM_CURVES]],
-        "alarms": own.alarms,
+        "alarms": rows_of(bandit.alarms()),
         "looks": own.looks(),
         "design": "" if bandit._design is None else str(bandit._design),
         "explanation": bandit.explain(),

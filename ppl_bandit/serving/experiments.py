@@ -1,7 +1,7 @@
-"""One served experiment: its bandit, its two queues, and what is read from it without disturbing them.
+"""One served experiment: its bandit, and the queues of its decisions, its rewards and its readers, each with one thread.
 
-Decisions and rewards wait in queues of their own, each with one thread. What arrived together is recorded together; a row that
-is refused does not refuse the others of its batch, unless they are one request of the caller.
+What arrived together is recorded together; a row that is refused does not refuse the others of its batch, unless they are one
+request of the caller. What is read is computed once for all who ask at the same time.
 """
 
 import logging
@@ -10,19 +10,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import orjson
 
-from ppl_bandit.journal.events import LOOKED
+from ppl_bandit.journal.events import CORRECTED, IMPORTED, LOOKED, REWARDED
 from ppl_bandit.journal.stores.sql import read_batches
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
 from ppl_bandit.serving.batches import BatchQueue, Limits
-from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest, RewardValue
+from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest
 from ppl_bandit.serving.metrics import Metrics
-from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.serving.problems import Problem, as_problem, or_raise
 from ppl_bandit.types import InvalidContext
 
 logger = logging.getLogger("ppl_bandit.serving")
@@ -31,23 +32,14 @@ _MAX_QUEUE_SHARE = 0.8  # above it the experiment is not ready
 _SECONDS_BETWEEN_CHECKS = 2.0  # of the journal
 _MAX_SECONDS_UNWRITTEN = 5.0  # of the journal; then the experiment is not ready
 _DEFAULT_LIMITS = Limits()
-_SECONDS_BETWEEN_COUNTS = 30.0  # of pending decisions and alarms
-_PAUSE_PER_COUNT = 50  # times as long as the count took: long journals are counted less often
+_PAUSE_PER_COUNT = (
+    50  # times as long as the count of pending decisions and alarms took: long journals are counted less often
+)
+_SECONDS_FOR_READING = 30.0  # until a reader is answered; what it asked for is kept, and is there when it asks again
 _SECONDS_BETWEEN_READINGS = 1.0  # of the same report, however many ask for it
+_REPORTED = (REWARDED, IMPORTED, CORRECTED)
+_FAILED = ""  # in place of the name of a reading: the journal could not be read
 _PAUSE_PER_READING = 9  # times as long as it took, so that open dashboards take at most a tenth of the process
-
-
-class Correction(NamedTuple):
-    """A reward that replaces the one that is recorded."""
-
-    decision: str
-    reward: RewardValue
-
-
-class Discard(NamedTuple):
-    """A decision that was not shown: no reward will come."""
-
-    decision: str
 
 
 class ServedExperiment:
@@ -61,18 +53,17 @@ class ServedExperiment:
     def __init__(
         self, name: str, bandit: Bandit, *, values: Mapping[Any, Any] | None = None, limits: Limits = _DEFAULT_LIMITS
     ):
-        self.name, self.bandit, self.values = name, bandit, values
+        self.name, self.bandit, self.values, self.limits = name, bandit, values, limits
         self.metrics: Metrics | None = None
         self.decisions = BatchQueue("decisions", self._decide, limits)
         self.rewards = BatchQueue("rewards", self._learn, limits)
-        self.queues = (self.decisions, self.rewards)
+        self._readers = BatchQueue("readers", self._read, limits._replace(batch=1, deadline=_SECONDS_FOR_READING))
+        self.queues = (self.decisions, self.rewards, self._readers)
         self.state = "compiling"
         self._journal_failure, self._written = "", time.monotonic()
-        self._learnt = time.time()
-        self.alarms: list[dict[str, Any]] = []
         self._counts, self._next_count = {"pending": 0, "overdue": 0, "alarms": 0}, 0.0
-        self._reading = threading.Lock()
-        self._readings: dict[str, tuple[float, Any]] = {}
+        self._newest_reward, self._seen = time.time(), 0  # its time, and the position up to which none is newer
+        self._readings: dict[str | None, tuple[float, Any]] = {}
 
     def compile(self) -> None:
         """Compile what the queues will call."""
@@ -97,7 +88,7 @@ class ServedExperiment:
             return "the journal failed"
         if time.monotonic() - self._written > _MAX_SECONDS_UNWRITTEN:
             return f"the journal was not written for {_MAX_SECONDS_UNWRITTEN:g} s"
-        full = [queue.name for queue in self.queues if queue.depth > _MAX_QUEUE_SHARE * queue.limits.waiting]
+        full = [queue.name for queue in self.queues[:2] if queue.depth > _MAX_QUEUE_SHARE * queue.limits.waiting]
         return f"the queue of {full[0]} is nearly full" if full else ""
 
     def submit(self, queue: BatchQueue, request: Any, num_rows: int = 1) -> Any:
@@ -134,18 +125,40 @@ class ServedExperiment:
         if not self._journal_failure and time.monotonic() >= self._next_count:
             begun = time.monotonic()
             experiment, window = self.bandit._experiment, self.bandit._windows.reward
+            alarms = len(self.bandit.alarms())  # it catches up with other processes
             overdue = 0 if window is None else experiment.store.num_pending(experiment.name, time.time() - window)
-            pending = experiment.store.num_pending(experiment.name)
-            self.alarms = rows_of(self.bandit.alarms())
-            self._counts = {"pending": pending, "overdue": overdue, "alarms": len(self.alarms)}
+            self._counts = {"pending": self.num_pending(), "overdue": overdue, "alarms": alarms}
+            self._find_newest_reward()
             now = time.monotonic()
-            self._next_count = now + max(_SECONDS_BETWEEN_COUNTS, _PAUSE_PER_COUNT * (now - begun))
+            self._next_count = now + _PAUSE_PER_COUNT * (now - begun)
+
+    def num_pending(self) -> int:
+        """Return the number of decisions without a reward, after the events of other processes were read."""
+        self.bandit._catch_up()
+        return self.bandit._experiment.store.num_pending(self.bandit._experiment.name)
+
+    def _find_newest_reward(self) -> None:
+        """Find when the newest reward was reported, to any process: backwards from the last event to those seen before."""
+        experiment = self.bandit._experiment
+        last = before = experiment.projection.position
+        width = 100
+        while before > self._seen:
+            after = max(before - width, self._seen)
+            events = experiment.store.read(experiment.name, after, before + 1, kinds=_REPORTED)
+            if times := [event.time for event in events if "expired" not in event.body]:
+                self._newest_reward = times[-1]
+                break
+            before, width = after, 4 * width
+        else:  # no reward is newer
+            if not self._seen and (first := experiment.store.read(experiment.name, limit=1)):
+                self._newest_reward = first[0].time
+        self._seen = last
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers of the metrics."""
         return {
             "ready": float(not self.not_ready()),
-            "posterior_age": time.time() - self._learnt,
+            "posterior_age": time.time() - self._newest_reward,
             **{name: float(count) for name, count in self._counts.items()},
         }
 
@@ -160,15 +173,35 @@ class ServedExperiment:
         """Close the bandit."""
         self.bandit.close()
 
-    def reading(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return what a function reads, computed at most once a second, by one thread at a time."""
-        with self._reading:
-            begun = time.monotonic()
-            if name not in self._readings or begun > self._readings[name][0]:
-                value, ends = read(), time.monotonic()
-                pause = max(_SECONDS_BETWEEN_READINGS, _PAUSE_PER_READING * (ends - begun))
-                self._readings[name] = ends + pause, value
-            return self._readings[name][1]
+    async def read(self, name: str | None, read: Callable[[], Any]) -> Any:
+        """Return what a function reads, which a thread computes at most once a second.
+
+        Args:
+            name: of the reading; None for one that is not kept.
+
+        Raises:
+            Problem: 503 or 504 if the journal does not answer, or many wait.
+        """
+        return or_raise(await self._readers.put((name, read)))
+
+    def _read(self, requests: Sequence[tuple[str | None, Callable[[], Any]]]) -> list[Any]:
+        """Return the result of one reading, or its refusal; after a failure of the journal, for a second all get this one."""
+        [(name, read)] = requests
+        readings, begun = self._readings, time.monotonic()
+        kept: str | None
+        for kept in (name, _FAILED):
+            if kept in readings and begun < readings[kept][0]:
+                return [readings[kept][1]]
+        try:
+            with call_within(self.limits.deadline):
+                found, kept = read(), name
+        except Exception as error:
+            found, kept = as_problem(error), _FAILED if isinstance(error, JournalError) else name
+        ends = time.monotonic()
+        pause = 0.0 if isinstance(found, Problem) else _PAUSE_PER_READING * (ends - begun)
+        if kept is not None:
+            readings[kept] = ends + max(_SECONDS_BETWEEN_READINGS, pause), found
+        return [found]
 
     def looks(self) -> list[dict[str, Any]]:
         """Return the looks of a designed experiment, oldest first."""
@@ -177,9 +210,12 @@ class ServedExperiment:
         batches = read_batches(self.bandit._experiment.store, self.bandit._experiment.name, 0)
         return [{"time": event.time, **event.body} for batch in batches for event in batch if event.kind == LOOKED]
 
-    def forget_readings(self) -> None:
-        """Let the next reading see a change that was just made."""
+    def change(self, change: Callable[[], Any]) -> Any:
+        """Change the bandit; the next reading sees it."""
+        with call_within(self.limits.deadline):
+            found = change()
         self._readings = {}
+        return found
 
     def _decide(self, requests: Sequence[Any]) -> list[Any]:
         """Return the decisions of each request, or its refusal."""
@@ -198,7 +234,11 @@ class ServedExperiment:
             found = self._row_by_row(rows, partial(self._select, allowed=given))
             for index, result in zip(indices, found, strict=True):
                 results[index] = result
-        self._count_decisions(results)
+        made = [one for result in results for one in (result if isinstance(result, list) else [result])]
+        each = [one for entry in made for one in (entry.decisions if isinstance(entry, Slate) else [entry])]
+        new = {one.id: one.arm for one in each if isinstance(one, Decision) and one.is_new}  # rows of a unit share one
+        if self.metrics is not None:
+            self.metrics.count_decisions(self.name, new.values())
         return results
 
     def _select(self, rows: Sequence[BatchDecision], allowed: list[Any] | None) -> list[Decision]:
@@ -234,15 +274,10 @@ class ServedExperiment:
             return None
         if late and isinstance(example, Mapping):
             example = {name: value for name, value in example.items() if name not in late}
-        return _stack(example, contexts)
-
-    def _count_decisions(self, results: Sequence[Any]) -> None:
-        arms: list[Any] = []
-        for result in results:
-            for one in result if isinstance(result, list) else [result]:
-                arms += one.arms if isinstance(one, Slate) else [one.arm] if isinstance(one, Decision) else []
-        if self.metrics is not None:
-            self.metrics.count_decisions(self.name, arms)
+        try:  # the leaves of the example are arrays; what is at their places, also a list, is one row of each
+            return jax.tree.map(lambda leaf, *rows: list(rows), example, *contexts)
+        except ValueError as error:
+            raise InvalidContext(f"the contexts are not as the program's example context: {error}") from None
 
     def _discard(self, decision: str) -> bool:
         self.bandit.discard(decision)
@@ -251,10 +286,10 @@ class ServedExperiment:
     def _learn(self, requests: Sequence[Any]) -> list[Any]:
         """Return for each request whether something new was recorded (for a batch: of each row), or its refusal."""
         results: list[Any] = [None] * len(requests)
-        rows: list[RewardRequest | Correction] = []
+        rows: list[RewardRequest] = []
         for index, request in enumerate(requests):
-            if isinstance(request, Discard):
-                results[index] = self._attempt(partial(self._discard, request.decision))
+            if isinstance(request, str):  # the decision was not shown
+                results[index] = self._attempt(partial(self._discard, request))
             else:
                 rows += request if isinstance(request, list) else [request]
         recorded: list[Any] = []
@@ -264,12 +299,11 @@ class ServedExperiment:
         found = [as_problem(one) if isinstance(one, Exception) else one for one in recorded]
         if self.metrics is not None:
             self.metrics.count_rewards(self.name, found.count(True), found.count(False))
-        self._learnt = time.time() if True in found else self._learnt
         by_row = iter(found)
         for index, request in enumerate(requests):
             if isinstance(request, list):
                 results[index] = [next(by_row) for _ in request]
-            elif not isinstance(request, Discard):
+            elif not isinstance(request, str):
                 results[index] = next(by_row)
         return results
 
@@ -310,25 +344,8 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
     return orjson.loads(table.to_json(orient="records", date_format="iso", date_unit="us", double_precision=15))
 
 
-def _update_arguments(row: RewardRequest | Correction) -> dict[str, Any]:
+def _update_arguments(row: RewardRequest) -> dict[str, Any]:
     """Return the arguments of `Bandit.update`."""
-    if isinstance(row, Correction):
-        found = {"decision": row.decision, "reward": row.reward.value, "correct": True}
-        return found if row.reward.context is None else found | {"context": row.reward.context}
-    found = {"decision": row.decision, "reward": row.value}
-    for name in ("context", "shown", "propensity", "request_id"):
-        if (value := getattr(row, name)) is not None:
-            found[name] = value
-    return found
-
-
-def _stack(example: Any, rows: list[Any]) -> Any:
-    if isinstance(example, Mapping):
-        if any(not isinstance(row, dict) or row.keys() != example.keys() for row in rows):
-            raise InvalidContext(f"context must have the entries {sorted(example)}")
-        return {name: _stack(value, [row[name] for row in rows]) for name, value in example.items()}
-    if isinstance(example, list | tuple):
-        if any(not isinstance(row, list) or len(row) != len(example) for row in rows):
-            raise InvalidContext(f"context must have {len(example)} entries")
-        return type(example)(_stack(value, [row[place] for row in rows]) for place, value in enumerate(example))
-    return rows
+    names = ("context", "shown", "propensity", "request_id", "correct")
+    more = {name: value for name in names if (value := getattr(row, name, None)) is not None}
+    return {"decision": row.decision, "reward": row.value, **more}

@@ -23,7 +23,7 @@ from ppl_bandit.serving.problems import Problem, as_problem, or_raise
 
 MAX_BODY = 1 << 20
 MAX_HEADERS = 16 << 10
-_SECONDS_FOR_BODY = 5.0
+_TOO_LARGE = f"the body may have at most {MAX_BODY} bytes: send smaller batches"
 _JSON = (b"content-type", b"application/json")
 _ROUTE = re.compile(r"/v1/experiments/([^/]+)/(decisions|rewards)(/batch)?|/ofrep/v1/evaluate/flags(?:/([^/]+))?")
 
@@ -31,8 +31,8 @@ _ROUTE = re.compile(r"/v1/experiments/([^/]+)/(decisions|rewards)(/batch)?|/ofre
 class HotRoutes:
     """The hot endpoints, as plain ASGI."""
 
-    def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics):
-        self._experiments, self._gate, self._metrics = experiments, gate, metrics
+    def __init__(self, gate: Gate, metrics: Metrics):
+        self._gate, self._metrics = gate, metrics
 
     def find(self, scope: Any) -> re.Match | None:
         """Return the hot endpoint that a request asks for; None for any other."""
@@ -53,11 +53,7 @@ class HotRoutes:
             if kind is None:
                 status, headers, body = await self._flags(found[4], scope, given, receive)
             else:
-                access = self._gate.enter(scope, given)
-                self._gate.check(access, "decide", name)
-                experiment = self._experiments.get(name)
-                if experiment is None:
-                    raise unknown_experiment(name)
+                experiment = self._gate.open(scope, given, "decide", name)[1]
                 content = await _read_json(given, receive)
                 answered = time.perf_counter()
                 decide = self._decisions if kind == "decisions" else self._rewards
@@ -68,11 +64,9 @@ class HotRoutes:
             status, headers, body = problem.status, problem.headers(), problem.body()
             if status == 405:
                 headers.append((b"allow", b"POST"))
-        if status == 413:
-            await _drain(receive)
         if answered:
             self._metrics.observe(name, kind, time.perf_counter() - answered)
-        await _send(send, status, headers, body)
+        await _send(receive, send, status, headers, body)
 
     async def _decisions(self, experiment: ServedExperiment, content: bytes, is_batch: bool) -> bytes:
         if is_batch:
@@ -101,14 +95,15 @@ class HotRoutes:
         """Answer OpenFeature's remote evaluation, whose errors have a form of their own."""
         begun = 0.0
         try:
-            access = self._gate.enter(scope, given)
-            self._gate.check_role(access, "decide")
-            if name is not None:
-                self._gate.check(access, "decide", name)
+            if name is None:
+                access = self._gate.enter(scope, given)
+                self._gate.check_role(access, "decide")
+                opened = self._gate.opened(access)
+            else:
+                opened = [self._gate.open(scope, given, "decide", name)[1]]
             request: FlagRequest = parse(FlagRequest, await _read_json(given, receive))
             begun = time.perf_counter()
             if name is None:
-                opened = [own for own in self._experiments.values() if access.opens(own.name)]
                 body = await openfeature.evaluate_all(opened, request.context)
                 tag = openfeature.entity_tag(body)
                 headers = [_JSON, (b"etag", tag)]
@@ -116,10 +111,7 @@ class HotRoutes:
                 if tag in wanted or b"*" in wanted:
                     return 304, headers[1:], b""
                 return 200, headers, body
-            experiment = self._experiments.get(name)
-            if experiment is None:
-                raise unknown_experiment(name)
-            return 200, [_JSON], orjson.dumps(await openfeature.evaluate(experiment, request.context))
+            return 200, [_JSON], orjson.dumps(await openfeature.evaluate(opened[0], request.context))
         except Problem as problem:
             self._metrics.count_refusal(name or "", problem.code)
             status, document = openfeature.error_answer(name, problem)
@@ -127,8 +119,7 @@ class HotRoutes:
             return status, headers, orjson.dumps(document)
         finally:
             if begun:
-                known = name if name and name in self._experiments else ""  # callers could make up any number of names
-                self._metrics.observe(known, "flags", time.perf_counter() - begun)
+                self._metrics.observe(name or "", "flags", time.perf_counter() - begun)
 
 
 class LimitedRoutes:
@@ -157,9 +148,7 @@ class LimitedRoutes:
             if is_started:
                 raise RuntimeError("the answer ended early") from None
             self._metrics.count_refusal("", problem.code)
-            if problem.status == 413:
-                await _drain(receive)
-            await _send(send, problem.status, problem.headers(), problem.body())
+            await _send(receive, send, problem.status, problem.headers(), problem.body())
 
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
@@ -180,18 +169,13 @@ def decision_answer(decision: Decision | Slate) -> dict[str, Any]:
     }
 
 
-def unknown_experiment(name: str) -> Problem:
-    """Return the refusal of an experiment that is not served."""
-    return Problem(404, "unknown_experiment", f"there is no experiment {name!r}: GET /v1/experiments lists them")
-
-
 def _check_size(scope: Any, headers: Mapping[bytes, bytes]) -> None:
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
         raise Problem(431, "headers_too_large", f"the address and the headers have more than {MAX_HEADERS} bytes")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY:
-        raise Problem(413, "body_too_large", f"the body may have at most {MAX_BODY} bytes: send smaller batches")
+        raise Problem(413, "body_too_large", _TOO_LARGE)
 
 
 async def _read_json(headers: Mapping[bytes, bytes], receive: Any) -> bytes:
@@ -200,63 +184,38 @@ async def _read_json(headers: Mapping[bytes, bytes], receive: Any) -> bytes:
         raise Problem(415, "not_json", "send the body as JSON, with `Content-Type: application/json`")
     if b"content-encoding" in headers:
         raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
-    message = await receive()
-    if not message.get("more_body"):
-        return _part(message)
-    try:
-        async with asyncio.timeout(_SECONDS_FOR_BODY):
-            parts, size = [_part(message)], len(_part(message))
-            while message.get("more_body"):
-                message = await receive()
-                parts.append(_part(message))
-                size += len(parts[-1])
-                if size > MAX_BODY:
-                    raise Problem(413, "body_too_large", f"the body may have at most {MAX_BODY} bytes")
-    except TimeoutError:
-        raise Problem(408, "slow_body", f"the body did not arrive within {_SECONDS_FOR_BODY:g} s") from None
+    receive, parts, more = _limited(receive), [], True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "disconnected", "the connection ended before the body")
+        parts.append(message.get("body", b""))
+        more = message.get("more_body")
     return b"".join(parts)
-
-
-async def _drain(receive: Any) -> None:
-    """Read on for a moment: a caller whose connection ends while it sends does not see the answer."""
-    size = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            while size < 8 * MAX_BODY:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
-
-
-def _part(message: Any) -> bytes:
-    if message["type"] == "http.disconnect":
-        raise Problem(400, "disconnected", "the connection ended before the body")
-    return message.get("body", b"")
 
 
 def _limited(receive: Any) -> Any:
     """Return a `receive` that refuses a body beyond the limit."""
-    size, is_complete = 0, False
+    size = 0
 
     async def receive_within() -> Any:
-        nonlocal size, is_complete
-        if is_complete:  # what comes now is the end of the connection, which a streamed answer waits for
-            return await receive()
-        try:
-            async with asyncio.timeout(_SECONDS_FOR_BODY):
-                message = await receive()
-        except TimeoutError:
-            raise Problem(408, "slow_body", f"the body did not arrive within {_SECONDS_FOR_BODY:g} s") from None
-        size, is_complete = size + len(message.get("body") or b""), not message.get("more_body")
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body") or b"")
         if size > MAX_BODY:
-            raise Problem(413, "body_too_large", f"the body may have at most {MAX_BODY} bytes")
+            raise Problem(413, "body_too_large", _TOO_LARGE)
         return message
 
     return receive_within
 
 
-async def _send(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def _send(receive: Any, send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    if status == 413:  # read on for a moment: a caller whose connection ends while it sends does not see the answer
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while size < 8 * MAX_BODY and (message := await receive()).get("more_body"):
+                    size += len(message.get("body", b""))
     headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

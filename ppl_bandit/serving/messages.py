@@ -94,6 +94,12 @@ class RewardRequest(RewardValue):
     request_id: Text | None = None
 
 
+class Correction(RewardRequest):
+    """A reward that replaces the one that is recorded; the service builds it of the address and a `RewardValue`."""
+
+    correct: bool = True
+
+
 class RewardBatch(Message):
     """Many rewards, answered row by row."""
 

@@ -25,7 +25,9 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ppl_bandit_{name}", text, ("experiment", *labels), registry=self._registry)
 
-        self._decisions = counter("decisions", "Decisions that were answered, by arm.", "arm")
+        self._decisions = counter(
+            "decisions", "Decisions that this process made, by arm; a repeated request or unit counts once.", "arm"
+        )
         self._rewards = counter(
             "rewards", "Rewards that were answered; is_new is false for one that was known.", "is_new"
         )
@@ -40,7 +42,7 @@ class Metrics:
         self._registry.register(self)
 
     def count_decisions(self, experiment: str, arms: Iterable[Any]) -> None:
-        """Count the answered decisions of a batch."""
+        """Count the new decisions of a batch."""
         for arm, number in Counts(arms).items():
             self._decisions.labels(experiment, str(arm)).inc(number)
 
@@ -84,7 +86,10 @@ class Metrics:
             "pending": gauge("pending_decisions", "Decisions whose reward has not come."),
             "overdue": gauge("overdue_decisions", "Pending decisions that are older than the reward window."),
             "alarms": gauge("alarms", "Alarms that are raised now."),
-            "posterior_age": gauge("posterior_age_seconds", "Seconds since this process learnt a reward."),
+            "posterior_age": gauge(
+                "posterior_age_seconds",
+                "Seconds since the newest reward was reported, to any process; of a decider, the age of its snapshot.",
+            ),
         }
         for name, experiment in self._experiments.items():
             for queue in experiment.queues:

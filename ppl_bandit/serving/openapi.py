@@ -1,9 +1,9 @@
-"""The OpenAPI document: FastAPI writes its own routes, and the hot endpoints are added here from the same message classes."""
+"""The OpenAPI document: FastAPI writes it of its routes; those of the hot endpoints are here, for their description alone."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, create_model
-from pydantic.json_schema import models_json_schema
 
 from ppl_bandit.serving.messages import DecisionBatch, DecisionRequest, FlagRequest, RewardBatch, RewardRequest
 from ppl_bandit.serving.problems import REFUSALS, ProblemDocument
@@ -51,61 +51,62 @@ DecisionsAnswer = create_model("DecisionsAnswer", decisions=(list[DecisionAnswer
 RewardsAnswer = create_model("RewardsAnswer", results=(list[RewardAnswer], ...))
 FlagsAnswer = create_model("FlagsAnswer", flags=(list[FlagAnswer], ...))
 
-# (path, message, summary, answers)
-_HOT: tuple[tuple[str, type[BaseModel], str, tuple[type[BaseModel], ...]], ...] = (
+# (path, message, answer, summary)
+_HOT: tuple[tuple[str, type[BaseModel], Any, str], ...] = (
     (
         "/v1/experiments/{name}/decisions",
         DecisionRequest,
+        DecisionAnswer | SlateAnswer,
         "Decide which arm to play, and record the decision.",
-        (DecisionAnswer, SlateAnswer),
     ),
-    ("/v1/experiments/{name}/decisions/batch", DecisionBatch, "Decide often, all or none.", (DecisionsAnswer,)),
-    ("/v1/experiments/{name}/rewards", RewardRequest, "Record the reward of a decision.", (RewardAnswer,)),
-    ("/v1/experiments/{name}/rewards/batch", RewardBatch, "Record rewards, each for itself.", (RewardsAnswer,)),
-    ("/ofrep/v1/evaluate/flags", FlagRequest, "Evaluate all flags (OpenFeature).", (FlagsAnswer,)),
-    ("/ofrep/v1/evaluate/flags/{name}", FlagRequest, "Evaluate one flag (OpenFeature).", (FlagAnswer,)),
+    ("/v1/experiments/{name}/decisions/batch", DecisionBatch, DecisionsAnswer, "Decide often, all or none."),
+    ("/v1/experiments/{name}/rewards", RewardRequest, RewardAnswer, "Record the reward of a decision."),
+    ("/v1/experiments/{name}/rewards/batch", RewardBatch, RewardsAnswer, "Record rewards, each for itself."),
+    ("/ofrep/v1/evaluate/flags", FlagRequest, FlagsAnswer, "Evaluate all flags (OpenFeature)."),
+    ("/ofrep/v1/evaluate/flags/{name}", FlagRequest, FlagAnswer, "Evaluate one flag (OpenFeature)."),
 )
+_WITHOUT_KEY = (405, 413, 431, 500, 503)
+_NOT_MODIFIED: Any = {304: {"description": "as the ETag in If-None-Match"}}
+
+
+def document_hot(router: APIRouter) -> None:
+    """Add routes that describe the hot endpoints, which answer before the router is asked."""
+
+    def named(name: Annotated[str, Path(min_length=1, max_length=100)]) -> None:
+        pass
+
+    for path, kind, answer, summary in _HOT:
+
+        def describe(body: kind) -> None:  # type: ignore[valid-type]
+            pass
+
+        router.add_api_route(
+            path,
+            describe,
+            methods=["POST"],
+            response_model=answer,
+            summary=summary,
+            operation_id=f"{kind.__name__}_{path.strip('/').replace('/', '_').replace('{name}', 'name')}",
+            tags=["OpenFeature" if path.startswith("/ofrep") else "decide"],
+            dependencies=[Depends(named)] if "{name}" in path else [],
+            responses=_NOT_MODIFIED if path.endswith("flags") else {},
+        )
 
 
 def complete_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Add the hot endpoints, the keys and the problem document to what FastAPI describes."""
-    kinds: Any = [(kind, "validation") for _, kind, _, answers in _HOT for kind in (kind, *answers)]
-    kinds.append((ProblemDocument, "validation"))
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(models_json_schema(kinds, ref_template="#/components/schemas/{model}")[1]["$defs"])
-    for path, kind, summary, answers in _HOT:
-        is_flag = path.startswith("/ofrep")
-        answer = {"anyOf": [_ref(one.__name__) for one in answers]}
-        operation: dict[str, Any] = {
-            "tags": ["OpenFeature" if is_flag else "decide"],
-            "summary": summary,
-            "operationId": f"{kind.__name__}_{path.strip('/').replace('/', '_').replace('{name}', 'name')}",
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(kind.__name__)}}},
-            "responses": {"200": {"description": "done", "content": {"application/json": {"schema": answer}}}},
-        }
-        if path == "/ofrep/v1/evaluate/flags":
-            operation["responses"]["304"] = {"description": "as the ETag in If-None-Match"}
-        if "{name}" in path:
-            text = {"type": "string", "minLength": 1, "maxLength": 100}
-            operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": text}]
-        document["paths"][path] = {"post": operation}
-    for schema in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of a refusal is not used
-        schemas.pop(schema, None)
-    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    """Add the keys and the refusals, which are problem documents, to what FastAPI describes."""
+    components = document["components"]
+    components["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
+    components["schemas"].pop("HTTPValidationError", None)  # FastAPI's own form of a refusal is not used
+    components["schemas"].pop("ValidationError", None)
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         has_key = path.startswith(("/v1", "/ofrep", "/metrics"))
+        kind = "application/json" if path.startswith("/ofrep") else "application/problem+json"
+        schema = {"$ref": f"#/components/schemas/{'FlagAnswer' if path.startswith('/ofrep') else 'ProblemDocument'}"}
+        refusal = {"description": "refused", "content": {kind: {"schema": schema}}}
         for operation in operations.values():
             if has_key:
                 operation["security"] = [{"key": []}]
-            refusal = _refusal(path.startswith("/ofrep"))
-            operation["responses"] |= {str(status): refusal for status in (REFUSALS if has_key else (500, 503))}
+            operation["responses"] |= {str(status): refusal for status in (REFUSALS if has_key else _WITHOUT_KEY)}
     return document
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _refusal(is_flag: bool) -> dict[str, Any]:
-    kind, schema = ("application/json", "FlagAnswer") if is_flag else ("application/problem+json", "ProblemDocument")
-    return {"description": "refused", "content": {kind: {"schema": _ref(schema)}}}

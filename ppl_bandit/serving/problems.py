@@ -83,7 +83,7 @@ _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 _HERE = {  # what a remedy of the library, which speaks of its own methods, is over HTTP
     "already_rewarded": "; over HTTP, PUT .../decisions/{id}/reward replaces it",
-    "experiment_stopped": "; over HTTP, POST .../resume after a pause",
+    "experiment_stopped": "; over HTTP, POST .../resume after a pause; `ppl-bandit journal URL look` takes a look",
 }
 
 

@@ -28,8 +28,7 @@ class ServedDecider(ServedExperiment):
         if health.reason and not self._journal_failure:
             logger.warning("%s: not ready: %s", self.name, health.reason)
         self._journal_failure = health.reason
-        self.alarms = [{"alarm": "stale_posterior", "figure": health.staleness}] if health.reason else []
-        self._counts["alarms"] = len(self.alarms)
+        self._counts["alarms"] = int(bool(health.reason))
         if health.is_working:
             self._written = time.monotonic()
 
@@ -38,7 +37,7 @@ class ServedDecider(ServedExperiment):
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers of the metrics; the age is that of the snapshot."""
-        return super().gauges() | {"posterior_age": self._decider.health().staleness}
+        return super().gauges() | {"posterior_age": self._decider._experiment.staleness}
 
     def close(self) -> None:
         """Close the decider."""

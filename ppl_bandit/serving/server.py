@@ -7,45 +7,49 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ppl_bandit.files.keys import KeyFile
 from ppl_bandit.serving.access import is_loopback
 from ppl_bandit.serving.hot import MAX_HEADERS
-from ppl_bandit.serving.keys import KeyFile
 
 logger = logging.getLogger("ppl_bandit.serving")
 
-_SECONDS_FOR_HEADERS = 10.0
-_SECONDS_FOR_ANSWERS = 6  # of open requests, at the end; the lifespan takes the rest of the 10 s
+_SECONDS_FOR_REQUEST = 10.0
+_SECONDS_FOR_ANSWERS = 6  # of open requests, at the end; the lifespan takes 3 of the 10 s
 _MAX_CONNECTIONS = 4096
 
 
-class _LimitedProtocol(HttpToolsProtocol):
-    """HTTP that ends a connection whose headers are too large, or do not arrive in time."""
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP that ends a connection whose headers are too large, or whose request does not arrive whole in time."""
 
     def connection_made(self, transport: Any) -> None:  # noqa: D102
         super().connection_made(transport)
-        self._is_within_headers, self._header_bytes = True, 0
-        self._patience: Any = self.loop.call_later(_SECONDS_FOR_HEADERS, self._give_up)
+        self._is_within_headers, self._is_whole, self._header_bytes = True, False, 0
+        self._patience: Any = self.loop.call_later(_SECONDS_FOR_REQUEST, self._give_up)
 
     def on_message_begin(self) -> None:  # noqa: D102
         super().on_message_begin()
-        self._is_within_headers = True
+        self._is_within_headers, self._is_whole, self._header_bytes = True, False, 0
 
     def on_headers_complete(self) -> None:  # noqa: D102
         self._is_within_headers = False
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:  # noqa: D102
+        self._is_whole = True
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:  # noqa: D102
         super().data_received(data)
-        if not self._is_within_headers:
+        if self._is_whole:
             if self._patience is not None:
                 self._patience.cancel()
-                self._patience, self._header_bytes = None, 0
-            return
-        self._header_bytes += len(data)
-        if self._patience is None:
-            self._patience = self.loop.call_later(_SECONDS_FOR_HEADERS, self._give_up)
-        if self._header_bytes > 2 * MAX_HEADERS and not self.transport.is_closing():
-            self.send_400_response("The headers are too large.")
+                self._patience = None
+        elif self._patience is None:
+            self._patience = self.loop.call_later(_SECONDS_FOR_REQUEST, self._give_up)
+        if self._is_within_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > 2 * MAX_HEADERS and not self.transport.is_closing():
+                self.send_400_response("The headers are too large.")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         if self._patience is not None:
@@ -84,7 +88,7 @@ def serve(app: Any, host: str, port: int, *, proxies: str = "127.0.0.1") -> None
         app,
         host=host,
         port=port,
-        http=_LimitedProtocol,
+        http=LimitedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

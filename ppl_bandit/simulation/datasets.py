@@ -141,7 +141,11 @@ def summary_dataset(parts: list[ChunkSummary]) -> "xarray.Dataset":
 def combine_selectors(
     datasets: Mapping[str, "xarray.Dataset"], has_names: bool, facts: Mapping[str, Any], num_requested: int
 ) -> "xarray.Dataset":
-    """Concatenate the datasets of selectors, over the realizations that all of them finished."""
+    """Concatenate the datasets of selectors, over the realizations that all of them finished.
+
+    Args:
+        num_requested: realizations of all selectors together.
+    """
     import xarray
 
     num_done = min(found.sizes["realization"] for found in datasets.values())
@@ -156,7 +160,8 @@ def combine_selectors(
     for name, long_name in _LONG_NAMES.items():
         if name in whole:
             whole[name].attrs["long_name"] = long_name
-    return whole.assign_attrs({**facts, "num_realizations": num_done, "is_complete": int(num_done == num_requested)})
+    is_complete = int(num_done * len(datasets) == num_requested)
+    return whole.assign_attrs({**facts, "num_realizations": num_done, "is_complete": is_complete})
 
 
 def provenance(

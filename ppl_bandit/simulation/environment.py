@@ -177,15 +177,24 @@ class Environment:
         }
 
 
-def check_environment(environment: Any) -> None:
-    """Refuse a program, a truth or another value in place of an environment.
+def check_world(reward_model: RewardModel, environment: Any, num_steps: int, argument: str = "environment") -> None:
+    """Refuse another value in place of an environment, a world with other arms, and a path that ends before `num_steps`.
 
     Raises:
         ValueError: says what to give instead.
     """
     if not isinstance(environment, Environment):
         raise ValueError(
-            f"environment must be an Environment, got {environment!r}: build Environment(reward_model, truth)"
+            f"{argument} must be an Environment, got {environment!r}: build Environment(reward_model, truth)"
+        )
+    if environment.reward_model.num_arms != reward_model.num_arms:
+        raise ValueError(
+            f"{argument} has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
+            "and its world must have the same arms"
+        )
+    if environment.num_steps is not None and num_steps > environment.num_steps:
+        raise ValueError(
+            f"{num_steps} steps were asked for, but the path of {argument} has {environment.num_steps}: give a longer path"
         )
 
 

@@ -166,9 +166,15 @@ def run_on_workers(
                     if not old.done() or old.exception() is not None:
                         waiting[place] = begin, submit(begin)
                 continue
-            except (CancelledError, OSError) as error:  # Dask cancels what its scheduler can no longer run
+            except (
+                Exception
+            ) as error:  # Dask cancels what its scheduler can no longer run, and gives up after some deaths
+                is_of_executor = type(error).__module__.partition(".")[0] == "distributed"
+                if not is_of_executor and not isinstance(error, CancelledError | OSError):
+                    raise
                 raise ExecutorLost(
-                    f"the executor lost its workers or its scheduler ({type(error).__name__}): start it again"
+                    f"the executor lost its workers or its scheduler ({type(error).__name__}: {error}): start it again, and "
+                    "give each worker more memory if workers died"
                 ) from error
             waiting.popleft()
             deaths = 0

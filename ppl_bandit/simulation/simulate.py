@@ -23,7 +23,7 @@ from ppl_bandit.program.outcomes import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
-from ppl_bandit.simulation.environment import Environment, check_environment
+from ppl_bandit.simulation.environment import Environment, check_world
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
 from ppl_bandit.simulation.rollouts import Rollout, rollout
 from ppl_bandit.types import Engine, Key, Selector
@@ -78,13 +78,12 @@ def simulate(
         `quantile`, and each realization's final regret.
     """
     check_reward_model(reward_model, "reward_model")
-    check_environment(environment)
     _check_key(key)
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
     for name, flag in {"summary": summary, "draws": draws, "progress": progress}.items():
         check_flag(flag, name)
     check_sizes(counts | ({} if memory is None else {"memory": memory}), precision)
-    _check_world(reward_model, environment, num_steps)
+    check_world(reward_model, environment, num_steps)
     several = selector if isinstance(selector, Mapping) else {as_selector(selector).name: selector}
     named = {name: as_selector(select) for name, select in several.items()}
     if not named:
@@ -120,7 +119,8 @@ def simulate(
     make = datasets.summary_dataset if summary else datasets.step_dataset
     made = {name: make(found) for name, found in parts.items() if found}
     facts = datasets.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
-    return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
+    num_requested = num_realizations * len(named)
+    return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_requested)
 
 
 def _play_function(
@@ -136,18 +136,6 @@ def _play_function(
         return datasets.compact(rollout(key, reward_model, engine, selector, environment, **sizes, draws=draws)[0])
 
     return play
-
-
-def _check_world(reward_model: RewardModel, environment: Environment, num_steps: int) -> None:
-    if environment.reward_model.num_arms != reward_model.num_arms:
-        raise ValueError(
-            f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
-            "and its world must have the same arms"
-        )
-    if environment.num_steps is not None and num_steps > environment.num_steps:
-        raise ValueError(
-            f"num_steps is {num_steps}, but the environment's path has {environment.num_steps} steps: give a longer path"
-        )
 
 
 def _check_key(key: Any) -> None:

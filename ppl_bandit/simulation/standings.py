@@ -150,6 +150,7 @@ class Tuned:
         seconds: duration of the simulations.
         regret: {name: (worlds,)}, every candidate's regret in every world, averaged over the truths by which it was judged
             (`ppl_bandit.simulation.tune`).
+        is_complete: whether all candidates have played.
     """
 
     selector: Selector
@@ -159,6 +160,7 @@ class Tuned:
     horizon: int
     seconds: float
     regret: Mapping[str, np.ndarray] = field(repr=False)
+    is_complete: bool = True
 
     @property
     def num_worlds(self) -> int:

@@ -11,9 +11,11 @@ draws removes the variance due to the truth (Rao-Blackwell). Rules that explore 
 history counts the failures that could have happened. To compare rules, one history is worth ten to forty without it.
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.chunks import run_jobs
 from ppl_bandit.simulation.datasets import LAST_QUARTER, is_stuck
-from ppl_bandit.simulation.environment import Environment, check_environment
+from ppl_bandit.simulation.environment import Environment, check_world
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.simulate import check_sizes
@@ -118,7 +120,9 @@ def simulate_candidates(
     except (KeyboardInterrupt, ExecutorLost) as error:
         if not found:
             raise
-        say(f"{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared")
+        sys.stderr.write(
+            f"\n{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared\n"
+        )
     return found
 
 
@@ -207,7 +211,7 @@ def tune(
     If the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior instead of
     its truth (`ppl_bandit.simulation.tune`): the same law, and at most a tenth of the worlds for the same errors.
 
-    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are compared.
+    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are compared: see `is_complete`.
 
     Args:
         horizon: decisions in the experiment.
@@ -233,7 +237,7 @@ def tune(
     check_sizes({"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}, precision)
     check_reward_model(reward_model, "reward_model")
     if environment is not None:
-        check_environment(environment)
+        check_world(reward_model, environment, horizon)
     is_quantile = isinstance(criterion, float) and 0.0 < criterion < 1.0
     if criterion != "mean" and not is_quantile:
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
@@ -263,7 +267,8 @@ def tune(
             executor=executor,
             say=say,
         )
-        return choose_candidate(found, criterion, horizon, time.perf_counter() - begun)
+        tuned = choose_candidate(found, criterion, horizon, time.perf_counter() - begun)
+        return replace(tuned, is_complete=len(found) == len(named))
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:

@@ -14,6 +14,7 @@ once.
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 _NEVER = 2.0  # a threshold that no probability reaches
+_TIE = 1e-9  # probabilities of the same outcomes differ by rounding
 
 
 def calibrate(
@@ -68,7 +70,7 @@ def calibrate(
         null: the truth without a difference: a common value of the arms where the program has one latent per arm and
             no others, or a truth {site: value}. A list or a mapping {name: null} of several: the threshold holds the
             error in the worst of them.
-        type_i_error: target, strictly inside (0, 1).
+        type_i_error: target, strictly inside (0, 1). Where few outcomes are possible, the error is the next one below it.
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
             the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default.
         seed: random seed; the threshold is judged with seed + 1.
@@ -159,14 +161,18 @@ def _shown(value: Any) -> str:
 
 
 def _quantile_of_peaks(peak: np.ndarray, target: float) -> float:
-    """Return the threshold from the largest probability of each trial without the rule: a quantile of them."""
+    """Return the threshold from the largest probability of each trial without the rule: a quantile of them.
+
+    At most the share `target` of the trials reaches it, and less if many have the same largest probability, as with few rows.
+    """
     peaks = np.sort(peak)
-    allowed = int(target * peaks.size)  # trials that may stop
-    threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < peaks.size else float(peaks[-1])
+    highest = peaks[-int(target * peaks.size) - 1]  # of the trials that may not stop
+    above = peaks[peaks > highest + _TIE]
+    threshold = 0.5 * (highest + above[0]) if above.size else 1.0
     if not 0.5 <= threshold < 1.0:
         raise ValueError(
-            f"no threshold has a type I error of {target:g}: the threshold would be {threshold:.6g}; allow more looks, or drop "
-            "the inferiority rule, which ends a trial when one arm is left"
+            f"no threshold has a type I error of {target:g}: the threshold would be {threshold:.6g}; allow more looks or rows, "
+            "simulate more trials, or drop the inferiority rule, which ends a trial when one arm is left"
         )
     return float(threshold)
 
@@ -199,6 +205,7 @@ def rows_for_power(
 
     Raises:
         ValueError: if a thousand times as many rows, or a thousandth of them, do not bracket the power.
+        KeyboardInterrupt, ExecutorLost: the search has no result then.
     """
     if not 0.0 < power < 1.0 or not tolerance > 0.0:
         raise ValueError(
@@ -212,6 +219,8 @@ def rows_for_power(
         scaled = _scaled(design, factor)
         if scaled.last_rows not in tried:
             found = operating_characteristics(model, scaled, {"truth": scenario}, num_trials=num_trials, **settings)
+            if found.stopped_by is not None:  # the search needs the power, and fewer trials would mislead it
+                raise found.stopped_by
             row = found.table().loc["truth"]
             tried[scaled.last_rows] = float(row.power), float(row.power_se)
         return tried[scaled.last_rows][0] >= power
@@ -248,7 +257,7 @@ def _scaled(design: Design, factor: float) -> Design:
 if TYPE_CHECKING:
     import pandas
 
-_MOST_ROUNDS = 10
+_MOST_ROUNDS = 15
 _NUM_BISECTIONS = 60
 _FARTHEST = 30.0  # of a latent, mapped to the real line
 
@@ -268,12 +277,13 @@ def adjusted_estimates(
     """Return the mean outcome of every arm after a trial, and the median unbiased estimate beside it.
 
     The design is simulated at the estimates, which then move by the difference of the observed and the median simulated mean,
-    until these agree. The adjusted estimate has a sampling error as large as that of the mean: report an interval beside it.
+    until these agree; a warning says if they do not. The adjusted estimate has a sampling error as large as that of the mean:
+    report an interval beside it.
 
     Args:
         model: a program with one latent per arm and no others.
         means: the mean of the outcomes of each arm, in the program's order.
-        num_trials: simulated trials in each round; there are at most ten rounds.
+        num_trials: simulated trials in each round; there are at most 15 rounds.
         seed, engine, num_samples, arms, executor: as in `operating_characteristics`.
 
     Returns:
@@ -299,18 +309,26 @@ def adjusted_estimates(
     if not np.allclose(truth_at(raw)[1], raw, rtol=1e-6, atol=1e-9):
         raise ValueError(f"means are {raw.tolist()}, but the program's expected rewards cannot be these")
     simulator = TrialSimulator(model, design, engine, num_samples, arms, executor=executor)
-    estimate = raw.copy()
+    wanted, before, share = raw, np.zeros_like(raw), np.ones_like(raw)
     for _ in range(_MOST_ROUNDS):
-        truth, estimate = truth_at(estimate)
+        truth, estimate = truth_at(wanted)
         found = simulator.run(Environment(model, truth), num_trials, seed)
         simulated = np.where(found.outcomes > 0, found.sums / np.maximum(found.outcomes, 1), np.nan)
         # The error of a median of n normal numbers is sqrt(pi / 2 n) standard deviations.
         error = np.sqrt(0.5 * np.pi / num_trials) * np.nanstd(simulated, axis=0)
         gap = raw - np.nanmedian(simulated, axis=0)
-        if np.all(np.abs(gap) <= 0.1 * error):
+        # Where few means are possible, the median jumps: the estimate is the place of the jump.
+        share = np.where(gap * before < 0.0, 0.5 * share, share)
+        if np.all(np.abs(share * gap) <= 0.1 * error):
             break
-        estimate = estimate + gap
-    columns = {"mean": raw, "adjusted": truth_at(estimate)[1], "simulation_error": error}
+        wanted, before = estimate + share * gap, gap
+    else:
+        warnings.warn(
+            f"after {_MOST_ROUNDS} rounds the median simulated means are still {np.abs(gap).max():.2g} from those observed: "
+            "simulate more trials, or report the confidence sequence of evaluate",
+            stacklevel=2,
+        )
+    columns = {"mean": raw, "adjusted": estimate, "simulation_error": error}
     return pandas.DataFrame(columns, index=pandas.Index(simulator.arms, name="arm"))
 
 

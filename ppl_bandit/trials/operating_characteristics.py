@@ -164,7 +164,7 @@ class OperatingCharacteristics:
         seconds: time of the simulation, with compilation.
         method: how the posterior at a look was computed, in words.
         arms: names of the arms, or their numbers.
-        is_complete: whether all trials have finished.
+        stopped_by: Ctrl-C, or the loss of the executor, after which the finished trials were kept; None if all have finished.
     """
 
     design: Design
@@ -175,15 +175,25 @@ class OperatingCharacteristics:
     method: str
     _seed: int
     arms: list[Any]
-    is_complete: bool = True
+    stopped_by: BaseException | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all trials have finished."""
+        return self.stopped_by is None
+
+    @property
+    def num_trials(self) -> dict[str, int]:
+        """Number of finished trials of each scenario."""
+        return {name: found.ending.size for name, found in self._records.items()}
 
     @property
     def dataset(self) -> "xarray.Dataset":
-        """All simulated trials."""
+        """All simulated trials, as many of each scenario as have finished of all."""
         import xarray
 
         names = list(self._records)
-        first, num = self._records[names[0]], min(found.look.size for found in self._records.values())
+        first, num = self._records[names[0]], min(self.num_trials.values())
         data = {}
         for field in first._fields:
             values = np.stack([getattr(self._records[name], field)[:num] for name in names])
@@ -229,8 +239,7 @@ class OperatingCharacteristics:
         return draw_characteristics(self.design, chosen, self.arms)
 
     def __repr__(self) -> str:
-        num = next(iter(self._records.values())).ending.size
-        return f"OperatingCharacteristics({list(self._records)}, {num} trials each, {self.seconds:.1f} s)"
+        return f"OperatingCharacteristics({self.num_trials} trials, {self.seconds:.1f} s)"
 
 
 def operating_characteristics(
@@ -287,6 +296,7 @@ def operating_characteristics(
     simulator = TrialSimulator(model, design, engine, num_samples, arms, mesh=mesh, executor=executor)
     records: dict[str, TrialRecord] = {}
     begun_records: dict[str, list[TrialRecord]] = {}  # of the scenario that is being simulated
+    stopped_by: BaseException | None = None
     try:
         for name, world in worlds.items():
             report, parts = progress_reporter(name, num_trials, "trials"), begun_records.setdefault(name, [])
@@ -302,6 +312,7 @@ def operating_characteristics(
         records |= {name: join_trials(parts) for name, parts in begun_records.items() if parts}
         if not records:
             raise
+        stopped_by = error
         sys.stderr.write(f"\n{str(error) or 'interrupted'}: the finished trials are kept\n")
     setting = simulator.setting
     method = f"{setting.engine.explanation.engine}, {setting.method}"
@@ -314,7 +325,7 @@ def operating_characteristics(
         method,
         seed,
         simulator.arms,
-        all(name in records and records[name].look.size == num_trials for name in worlds),
+        stopped_by,
     )
 
 
@@ -324,6 +335,7 @@ def sweep_priors(
     """Return the table of operating characteristics for several priors: one row per prior and scenario.
 
     The prior is that of the analysis. A scenario is the same world for all of them, but "prior" draws from each program's own.
+    After Ctrl-C, or if the executor is lost, it has the rows of the finished trials; `table.attrs["is_complete"]` is then 0.
 
     Args:
         models: {name: program}, with the same latents and arms.
@@ -333,8 +345,20 @@ def sweep_priors(
 
     if not isinstance(models, Mapping) or not models:
         raise ValueError(f"models must be {{name: RewardModel}}, one for each prior, got {models!r}")
-    found = {name: operating_characteristics(model, design, scenarios, **settings) for name, model in models.items()}
-    return pandas.concat({shown_name(name): own.table() for name, own in found.items()}, names=["prior"])
+    tables, is_complete = {}, True
+    for name, model in models.items():
+        try:
+            found = operating_characteristics(model, design, scenarios, **settings)
+            tables[shown_name(name)], is_complete = found.table(), found.is_complete
+        except (KeyboardInterrupt, ExecutorLost):  # before any trial with this prior had finished
+            if not tables:
+                raise
+            is_complete = False
+        if not is_complete:
+            break
+    table = pandas.concat(tables, names=["prior"])
+    table.attrs["is_complete"] = int(is_complete)
+    return table
 
 
 def reward_bounds(model: RewardModel) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.environment import Environment, check_world
 from ppl_bandit.simulation.executors import Study, check_executor, prepare
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
@@ -69,7 +69,7 @@ class TrialSimulator:
             first = NO_ARM if control is None else control
             self.setting = Setting(model, built, design, first, num_samples)
         self._mesh, self._executor = mesh, executor
-        self._runs: dict[Any, Callable[..., Iterator[TrialRecord]]] = {}
+        self._runs: dict[Environment | str, Callable[..., Iterator[TrialRecord]]] = {}  # by world, which it keeps alive
 
     def run(
         self,
@@ -113,7 +113,7 @@ class TrialSimulator:
             world = worlds if truth is None else worlds.at(truth)
             return run_trial(jr.fold_in(key, number), setting, world, limits)
 
-        cached = "truth" if is_shared else id(environment)
+        cached = "truth" if is_shared else environment
         if cached not in self._runs:
             study = Study(setting.model, setting, play, size, is_sequential)
             self._runs[cached] = prepare(
@@ -145,6 +145,12 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
         ValueError: says what a scenario may be.
     """
     if isinstance(scenario, Environment):
+        check_world(model, scenario, 0, f"scenario {name!r}")
+        if scenario.changes or scenario.path is not None or scenario.reward_model.moving_sites:
+            raise ValueError(
+                f"scenario {name!r} changes during the trial, and the figures of a design compare with one truth: give a "
+                "world that stays the same, or run the selector in this one with simulate"
+            )
         return scenario
     if isinstance(scenario, Mapping):
         return _checked(model, scenario, name)

@@ -71,7 +71,7 @@ def texts(name, value):
 
 def test_nothing_that_is_printed_carries_the_control_characters_of_a_name():
     arms, rng = [HOSTILE, "b"], np.random.default_rng(0)
-    design = Design([20, 60], stopping=[stopping.superiority(0.999)], control=HOSTILE)
+    design = Design([26, 60], stopping=[stopping.superiority(0.999)], control=HOSTILE)
     bandit = bernoulli_bandit(2, arms=arms, design=design, selector=selectors.fixed())
     drifting = bernoulli_bandit(2, arms=arms, selector=selectors.fixed())
     for _ in range(25):

@@ -13,11 +13,16 @@ import numpyro.distributions as dist
 import pytest
 from shared_models import bernoulli_bandit, bernoulli_parts
 
-from ppl_bandit import Bandit, Decider, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
+from ppl_bandit import Bandit, Decider, Design, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
 from ppl_bandit.commands.cli import main
+from ppl_bandit.journal.audit import knowledge_age
+from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import ARMS, DECIDED, REWARDED
 from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.repeats import decision_events
 from ppl_bandit.journal.replay import replay
+from ppl_bandit.journal.stores.appending import AppendRequest
+from ppl_bandit.journal.stores.store import Key
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "journal")]
@@ -124,14 +129,17 @@ def test_a_decision_is_recorded_before_it_is_sealed_and_verify_counts_it(server,
         assert list(bandit.pending()["decision"]) == [made[0].id, made[1].id, made[3].id]
 
 
-def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
+def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server, monkeypatch):
     name = "retired"
     with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
         earlier = next(made for made in (decider.select() for _ in range(200)) if made.arm == 1)
         bandit.retire_arm(1)
-        after = [decider.select()]  # it holds the old version
-        while after[-1].arm != 1:
-            after.append(decider.select())
+        now = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr("ppl_bandit.journal.repeats.time.time", lambda: now - 60.0)  # its clock is behind
+            after = [decider.select()]  # it holds the old version
+            while after[-1].arm != 1:
+                after.append(decider.select())
         late = after[-1]
         with Sealer(bandit, publish_every=0.02):
             wait_for(follows(decider, bandit))
@@ -149,7 +157,8 @@ def test_a_retired_arm_reaches_deciders_and_earlier_answers_stand(server):
         assert report.age.num_after_change == len(after) and 0.0 < report.age.latest <= report.age.largest < 60.0
         assert f"{len(after)} came after a change of the arms" in str(report)
         assert report.to_dict()["age"]["num_decisions"] == report.age.num_decisions
-        bandit._journal.verify(name)
+        monkeypatch.setattr("ppl_bandit.journal.audit._NEWEST", 8)  # a change is told, however long ago it was
+        assert knowledge_age(bandit._experiment.store, name).num_after_change == len(after)
 
 
 def test_a_posterior_that_is_too_old_is_an_alarm_and_refused_if_asked_for(server):
@@ -259,6 +268,151 @@ def test_a_decider_that_ends_between_commit_and_answer_leaves_one_decision(serve
         assert list(bandit.pending()["decision"]) == [made.id]
 
 
+def change_next_transaction(monkeypatch, backend, end):
+    """Let something happen at the end of the first attempt of a backend's next transaction with locks."""
+    run_once = backend._run_once
+
+    def changed(connection, work, locks):
+        if not locks:
+            return run_once(connection, work, locks)
+        monkeypatch.setattr(backend, "_run_once", run_once)
+        return end(connection, lambda work: run_once(connection, work, locks), work)
+
+    monkeypatch.setattr(backend, "_run_once", changed)
+
+
+def commit_and_break(connection, run, work):
+    run(work)
+    connection.close()
+    raise psycopg.OperationalError("the connection was lost")
+
+
+def test_an_answer_that_is_lost_after_the_commit_doubles_no_decision(server, monkeypatch):
+    name = "lost answer"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+            change_next_transaction(monkeypatch, decider._backend, commit_and_break)
+            made = decider.select_many(num_decisions=4, units=["u", None, None, None])
+
+            def seal_too(*arguments):
+                with pytest.raises(psycopg.OperationalError):
+                    commit_and_break(*arguments)
+                bandit._experiment.store.seal(name)
+                raise psycopg.OperationalError("the connection was lost")
+
+            change_next_transaction(monkeypatch, decider._backend, seal_too)
+            made += decider.select_many(num_decisions=2, request_ids=["r", None])
+            experiment, stage = decider._experiment, decider._store._stage
+            given = experiment.projection, experiment.stream, range(100, 102), None, np.ones(3, bool)
+            request = AppendRequest(name, decision_events(*given, is_batch=True), keys=[Key("k", "v", None, "")])
+            assert stage(request) == request.events
+            request.result = None  # Ctrl-C ended the thread that did the work of others, behind its commit
+            assert stage(request) == request.events
+        bandit._experiment.store.seal(name)
+        decided = [event for event in bandit._journal.events(name) if event.kind == DECIDED]
+        assert [event.decision for event in decided] == [
+            *(one.id for one in made),
+            *(e.decision for e in request.events),
+        ]
+        assert len({(event.stream, event.number) for event in decided}) == 8
+        assert replayed(bandit).position is None
+
+
+def test_a_refusal_after_a_lost_answer_does_not_use_the_same_random_numbers_again(server, monkeypatch):
+    name = "refused again"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as decider:
+
+            def then_refused(connection, run, work):
+                change_next_transaction(monkeypatch, decider._backend, lambda connection, run, work: run(refuse))
+                commit_and_break(connection, run, work)
+
+            def refuse(execute):
+                execute("SELECT 1 / 0")
+
+            change_next_transaction(monkeypatch, decider._backend, then_refused)
+            with pytest.raises(JournalError, match="may or may not have been recorded"):
+                decider.select(unit="u")
+            decider.select()
+        bandit._experiment.store.seal(name)
+        decided = [event for event in bandit._journal.events(name) if event.kind == DECIDED]
+        assert [event.number for event in decided] == [0, 1]
+
+
+def test_a_decider_that_is_stopped_within_a_transaction_holds_the_others_up_for_a_second(server, monkeypatch):
+    name = "stopped"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit:
+        with open_decider(server.url, name) as stopped, open_decider(server.url, name) as other:
+            earlier, holds, goes_on, made = other.select(), threading.Event(), threading.Event(), []
+
+            def stop(connection, run, work):
+                def stopped_work(execute):
+                    found = work(execute)
+                    holds.set()
+                    goes_on.wait(40.0)
+                    return found
+
+                return run(stopped_work)
+
+            change_next_transaction(monkeypatch, stopped._backend, stop)
+            thread = threading.Thread(target=lambda: made.append(stopped.select(unit="u")), daemon=True)
+            thread.start()
+            assert holds.wait(30.0)
+            begun = time.monotonic()
+            assert other.select(unit="v").id != other.select(unit="u").id  # that of the stopped one is not recorded
+            bandit.update(earlier.id, 1, request_id="r")  # seals
+            assert time.monotonic() - begun < 20.0  # one second, and what a busy machine takes
+            goes_on.set()
+            thread.join()
+            assert made[0].id == other.select(unit="u").id
+        assert len(bandit.pending()) == 2 and not bandit._journal.num_unsealed(name)
+
+
+def test_a_long_backlog_is_sealed_in_parts_and_checked_as_a_whole(server, monkeypatch):
+    name = "backlog"
+    monkeypatch.setattr("ppl_bandit.journal.stores.staged.MAX_PARAMETERS", 3)
+    monkeypatch.setattr("ppl_bandit.journal.stores.staged._MAX_DECISIONS", 10)
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        for size in (1, 2, 3, 4, 9, 9, 30, 1):
+            decider.select_many(num_decisions=size)
+        newest = "experiment = %s AND number = (SELECT MAX(number) FROM ppl_bandit_staged)"
+        for there, instead in (('"snapshot":"', '"snapshot":"0'), ('"absorbed"', '"absorbe"')):
+            forge = f"UPDATE ppl_bandit_staged SET events = replace(events, %s, %s) WHERE {newest}"
+            assert change(server.url, forge, there, instead, name) == 1
+            with pytest.raises(JournalError, match="digest than the event there|cannot be read"):
+                bandit._journal.verify(name)
+            assert change(server.url, forge, instead, there, name) == 1
+        bandit._journal.verify(name)
+        store, parts = bandit._experiment.store, []
+        while store.num_staged(name):
+            parts.append((store.seal(name, 1e-9), store.num_staged(name)))
+        assert parts == [(3, 53), (2, 40), (2, 1), (1, 0)]
+        assert replayed(bandit).num_checked == 59
+        decider.select_many(num_decisions=9)
+        decider.select_many(num_decisions=9)
+        decider.select()
+        assert store.seal(name) == 3
+
+
+def test_a_design_ends_for_all_deciders(server):
+    name = "design"
+    with bernoulli_bandit(journal=server.url, name=name, design=Design([60])) as bandit:
+        with (
+            Sealer(bandit, publish_every=0.02),
+            open_decider(server.url, name) as first,
+            open_decider(server.url, name) as second,
+        ):
+            made = 0
+            with pytest.raises(ExperimentStopped, match="ends after 60 decisions"):
+                for _ in range(60):
+                    for decider in (first, second):
+                        decider.select()
+                        made += 1
+                        time.sleep(0.02)
+            assert 60 <= made < 90  # what is not published yet may come on top
+        assert bandit.look().ending != "" and replayed(bandit).position is None
+
+
 def test_exactly_one_sealer_works_and_another_takes_over(server):
     name = "takeover"
     with bernoulli_bandit(journal=server.url, name=name) as bandit:
@@ -286,6 +440,23 @@ def test_exactly_one_sealer_works_and_another_takes_over(server):
                 third.close()
                 second.close()
         assert replayed(bandit).position is None and bandit.verify().num_recomputed == 2
+
+
+def test_older_posteriors_that_another_bandit_stores_keep_no_decider_behind(server, monkeypatch):
+    name = "standby"
+    with (
+        bernoulli_bandit(journal=server.url, name=name) as standby,
+        bernoulli_bandit(journal=server.url, name=name) as bandit,
+        open_decider(server.url, name, poll_every=0.1) as decider,
+    ):
+        monkeypatch.setattr(decider._experiment, "refresh", lambda: False)  # it is busy
+        time.sleep(0.2)
+        bandit.update(bandit.select(), 1)
+        with Sealer(bandit, publish_every=0.02):
+            for _ in range(2):  # the last two are kept
+                save_checkpoint(standby._experiment)
+            monkeypatch.undo()
+            wait_for(follows(decider, bandit), seconds=20.0)
 
 
 def test_a_forged_snapshot_is_not_used_and_verify_finds_it(server):
@@ -395,18 +566,34 @@ def test_an_added_arm_reaches_open_deciders_and_earlier_decisions_stand(server):
         assert replayed(bandit).position is None and bandit.verify().num_recomputed == 2
 
 
-def test_a_clock_that_jumps_changes_no_age(server, monkeypatch):
+def test_clocks_that_jump_change_neither_ages_nor_times(server, monkeypatch):
     name = "clock"
-    with bernoulli_bandit(journal=server.url, name=name) as bandit, Sealer(bandit, publish_every=0.02):
-        with open_decider(server.url, name, max_staleness=30.0, refuse_stale=True) as decider:
+    with bernoulli_bandit(journal=server.url, name=name, reward_window=3600.0, default_reward=0) as bandit:
+        with (
+            Sealer(bandit, publish_every=0.02) as sealer,
+            open_decider(server.url, name, max_staleness=3.0, refuse_stale=True, poll_every=0.1) as decider,
+        ):
             wait_for(lambda: decider.health().is_working)
             now = time.time()
             for jump in (1e6, -1e6):
-                monkeypatch.setattr("time.time", lambda jump=jump: now + jump)
-                assert decider.health().staleness < 30.0 and decider.select().version >= 1
-        monkeypatch.undo()
-    with bernoulli_bandit(journal=server.url, name=name) as bandit:
-        assert len(bandit.pending()) == 2 and replayed(bandit).position is None
+                with monkeypatch.context() as patch:
+                    patch.setattr(
+                        "ppl_bandit.journal.repeats.time.time", lambda jump=jump: now + jump
+                    )  # of the decider
+                    decider.select()
+            wait_for(lambda: not bandit._journal.num_unsealed(name))
+            bandit.update(decider.select().id, 1)
+            assert len(bandit.pending()) == 2  # the times are the server's, so none of them is overdue
+            sealer.close()
+            for jump in (
+                3600.0,
+                -7200.0,
+            ):  # the server's own clock: its last word seems to come from the future, or the past
+                change(server.url, "UPDATE ppl_bandit_sealers SET time = time + %s WHERE experiment = %s", jump, name)
+                wait_for(lambda: not decider.health().is_working)
+            with Sealer(bandit):
+                wait_for(lambda: decider.health().is_working)
+        assert replayed(bandit).position is None
 
 
 @pytest.mark.slow

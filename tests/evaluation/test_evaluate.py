@@ -147,6 +147,17 @@ def test_wrong_propensities_are_noticed():
     log = log.drop(columns=[column for column in log if column.startswith("propensity_")])
     found = evaluate(log, "high")
     assert found.is_refused and "mean importance weight" in found.verdict
+    # Each refusal names its own remedy. Of the sequences, that of an arm's binary rewards needs no propensities.
+    assert "Remedy: give every row the probability" in found.verdict and "with_floor" not in found.verdict
+    assert "What remains valid" in found.verdict
+    log["reward"] += np.linspace(0.0, 1e-3, 2000)
+    other = evaluate(log, "high").verdict
+    assert "What remains valid" not in other and "Remedy: give every row the probability" in other
+
+
+def test_a_small_log_is_refused_with_the_number_of_decisions_that_is_needed():
+    found = evaluate(frame(60), "low")
+    assert "has an effective sample size of" in found.verdict and " more decisions like these; or, " in found.verdict
 
 
 @pytest.mark.parametrize(

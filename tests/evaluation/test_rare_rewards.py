@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 from simulated_logs import bernoulli_logs, gaussian_logs, log_of
 from vectorised_intervals import intervals
 
+from ppl_bandit.evaluation.estimators import effective_events, needed_events
+from ppl_bandit.evaluation.evaluate import evaluate_arms
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 
@@ -41,14 +44,70 @@ def test_rare_rewards_are_covered_or_refused(num_rows, rates, floor, num_runs):
         assert share >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / num_runs)
 
 
+def test_normal_intervals_of_rare_rewards_miss_little_more_than_they_say_at_every_level():
+    """Sums of binomial probabilities: at most 1.45 times what they say, and 1.4 at 95%, so that many arms together cover .93.
+
+    From 20 events on, each of 20 arms at 95% together missed 2.7 times what it says.
+    """
+    levels = np.array([0.5, 0.8, 0.9, 0.95, 0.975, 1 - 0.05 / 3, 0.99, 0.995, 0.9975, 0.999, 0.9995])
+    quantiles, needed = stats.norm.ppf(0.5 + 0.5 * levels), np.array([needed_events(level) for level in levels])
+    worst = np.zeros(levels.size)
+    for num_rows in (200, 300, 500, 1000, 2000, 4000, 20000):
+        for rate in np.arange(0.002, 0.1, 0.002):
+            low, high = stats.binom.ppf([1e-9, 1 - 1e-9], num_rows, rate)
+            num_ones = np.arange(low, high + 1)
+            share = num_ones / num_rows
+            variance = share * (1.0 - share)
+            events = num_rows * variance / (1.0 - 2.0 * share) ** 2  # n over the squared skewness
+            distance = np.abs(share - rate) / np.sqrt(np.maximum(variance, 1e-12) / num_rows)
+            is_missed = (distance > quantiles[:, None]) & (events >= needed[:, None])
+            worst = np.maximum(worst, is_missed @ stats.binom.pmf(num_ones, num_rows, rate))
+    assert (worst <= 1.45 * (1.0 - levels)).all() and worst[3] <= 0.07, worst / (1.0 - levels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("floor", [None, 0.05])
+@pytest.mark.parametrize("rate", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize("num_rows", [500, 2000])
+def test_intervals_of_both_arms_hold_together(num_rows, rate, floor):
+    """As `evaluate_arms` asks for them: 97.5% each, so that both cover in .93 of the runs or more."""
+    both = []
+    for seed in range(4):
+        data = bernoulli_logs(np.random.default_rng(seed), 1000, num_rows, (rate, rate), floor)
+        ends = [intervals(arm, *data, 0.975) for arm in (0, 1)]
+        shown = ~np.isnan(ends[0][0] + ends[1][0])
+        both.append(np.all([(low <= rate) & (rate <= high) for low, high in ends], axis=0)[shown])
+    share = np.concatenate(both).mean()
+    print(num_rows, rate, floor, f"refused {1 - np.concatenate(both).size / 4000:.4f}, both covered {share:.4f}")
+    assert share >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / 4000)
+
+
+def test_the_effective_events_of_rare_rewards_are_those_of_the_sum():
+    rewards = np.repeat([1.0, 0.0], [30, 970])
+    assert effective_events(np.ones(1000), rewards, 0.995)[-1] == pytest.approx(30 * 0.97 / 0.94**2)
+
+
+def test_all_arms_together_need_more_events_each_than_one_alone():
+    """Ten arms of 400 rows with 40 events each: 95% for one, 99.5% for each of ten, which needs 84 events."""
+    arms, rewards = np.tile(np.arange(10), 400), np.tile(np.repeat([1.0, 0.0], [10, 90]), 40)
+    every = np.full((4000, 10), 0.1)
+    ten = LoggedDecisions(tuple("abcdefghij"), arms, rewards, every[:, 0], every)
+    assert evaluate_decisions(ten, "a").is_normal
+    found = evaluate_arms(ten)
+    assert found["standard_error"].isna().all() and not found["is_refused"].any()
+    np.testing.assert_allclose(found[["lower", "upper"]], found[["sequence_lower", "sequence_upper"]])
+    assert found["verdict"].str.contains("a normal interval at 99.5% needs 84").all()
+
+
 @pytest.mark.parametrize("floor", [None, 0.0])
-def test_vectorised_intervals_are_those_of_evaluate(floor):
-    data = bernoulli_logs(np.random.default_rng(2), 6, 400, (0.05, 0.15), floor)
+@pytest.mark.parametrize("level", [0.95, 0.8, 0.995])
+def test_vectorised_intervals_are_those_of_evaluate(floor, level):
+    data = bernoulli_logs(np.random.default_rng(2), 6, 1000 if level > 0.95 else 400, (0.05, 0.15), floor)
     kinds = set()
     for target in (0, 1, (1, 0)):
-        low, high = intervals(target, *data)
+        low, high = intervals(target, *data, level)
         for run in range(6):
-            found = evaluate_decisions(log_of(run, *data), target)
+            found = evaluate_decisions(log_of(run, *data), target, level=level)
             kinds.add(found.is_normal)
             np.testing.assert_allclose((low[run], high[run]), found.interval, rtol=1e-9, atol=1e-12)
     assert kinds == {True, False}
@@ -77,9 +136,28 @@ def test_rare_rewards_of_an_unknown_size_are_refused_with_the_number_of_events_t
     rewards = np.where(rng.random(400) < 0.02, 50.0 * rng.exponential(size=400), 0.0)
     found = evaluate_decisions(log(rewards), "a")
     assert found.is_refused and "needs 20" in found.verdict and "more decisions" in found.verdict
-    assert np.isinf(found.sequence["upper"]).all() and "Give bounds=" in found.verdict
+    assert np.isinf(found.sequence["upper"]).all() and "Remedy: give the smallest and the largest" in found.verdict
     known = evaluate_decisions(log(rewards), "a", bounds=(0.0, 1000.0))
     assert not known.is_refused and 0 <= known.interval[0] < known.interval[1]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 100.0), (5000.0, 5100.0), (0.0, 0.01)])
+def test_two_rewards_are_0_and_1_in_another_unit_and_the_verdict_says_so(low, high):
+    for num_events in (2, 5, 60):
+        rewards = np.zeros(200)
+        rewards[1 : 3 * num_events : 3] = 1.0
+        plain, other = (evaluate_decisions(log(own), ("b", "a")) for own in (rewards, low + (high - low) * rewards))
+        np.testing.assert_allclose(other.interval, (high - low) * np.array(plain.interval), rtol=1e-6)
+        assert other.is_normal == plain.is_normal == (num_events == 60) and not (other.is_refused or plain.is_refused)
+        assert not plain.cautions and f"all rewards are {low:g} or {high:g}" in other.verdict.splitlines()[1]
+        assert not evaluate_decisions(log(low + (high - low) * rewards), "a", bounds=(low, high)).cautions
+
+
+def test_an_amount_that_came_once_is_not_taken_for_the_largest():
+    rewards = np.zeros(200)
+    rewards[7] = 37.5
+    found = evaluate_decisions(log(rewards), "b")
+    assert found.is_refused and "Remedy: give the smallest and the largest possible reward" in found.verdict
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "binary", "rare"])

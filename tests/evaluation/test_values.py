@@ -82,6 +82,27 @@ def test_whether_a_program_maximises_a_value_is_found_by_simulation(log):
         with_value(given, both, None, None)
 
 
+def priced(arm, price):
+    with numpyro.plate("prices", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("sale", dist.Bernoulli(rate[arm]))
+    numpyro.deterministic("expected_reward", price * rate[arm])
+
+
+def test_whether_a_program_maximises_a_value_is_judged_at_the_contexts_of_the_log(log):
+    """At the example's price of 1 sales and revenue are the same; prices of .5 and 1.5 have the same mean."""
+    model = RewardModel(priced, 2, outcomes=("sale",), context=1.0)
+    prices = np.random.default_rng(1).choice([0.5, 1.5], 400)
+    given = log._replace(contexts=prices, outcomes={"sale": log.reward})
+    assert with_value(given, model, lambda sale, arm, context: context * sale, None)[1]
+    assert not with_value(given, model, lambda sale: sale, None)[1]
+    assert not with_value(given, model, None, "sale")[1]
+    with pytest.raises(ValueError, match="maximises its own expected_reward"):
+        with_value(given, model, None, None)
+    same = given._replace(contexts=np.ones(400))
+    assert with_value(same, model, None, None)[1]
+
+
 def test_without_a_model_a_value_is_taken_as_it_is(log):
     frame = pandas.DataFrame({"arm": log.arm, "reward": log.reward, "propensity": 0.5})
     found = evaluate(frame, 1, value=lambda reward: 3.0 * reward)

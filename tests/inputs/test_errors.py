@@ -133,9 +133,10 @@ def test_a_stopped_experiment_says_so():
     with pytest.raises(ValueError, match="are left: ask for at most 2"):
         bandit.select_many(num_decisions=5)
     for _ in range(2):
+        bandit.look()
         for decision in bandit.select_many(num_decisions=2):
             bandit.update(decision, 1.0)
-    with pytest.raises(pb.ExperimentStopped, match="call look"):
+    with pytest.raises(pb.ExperimentStopped, match="0 are left: call look"):
         bandit.select()
 
 

@@ -1,5 +1,6 @@
 """The same promises with PostgreSQL: a real server on loopback, stopped and started in the middle."""
 
+import hashlib
 import os
 import signal
 import sys
@@ -231,9 +232,47 @@ def test_units_requests_and_erasure_on_postgresql(server):
         for table in ("events", "personal", "keys", "checkpoints", "heads"):
             rows = admin.execute(f"SELECT t::text FROM ppl_bandit_{table} t").fetchall()
             assert "somebody" not in str(rows)
-        (path,) = admin.execute("SELECT pg_relation_filepath('ppl_bandit_personal')").fetchone()
-    assert b"somebody" not in (Path(server.data) / path).read_bytes()
+        names = ("personal", "keys", "checkpoints", "personal_of", "keys_of")
+        paths = [admin.execute(f"SELECT pg_relation_filepath('ppl_bandit_{name}')").fetchone()[0] for name in names]
+    digest = hashlib.sha256(b"somebody@example.org").hexdigest().encode()
+    for path in paths:
+        found = (Path(server.data) / path).read_bytes()
+        assert b"somebody" not in found and digest not in found
     assert other.select(unit="somebody@example.org").id != first.id
     assert other.num_rewards == bandit.num_rewards == 1
     other.close()
     bandit.close()
+
+
+def test_an_erasure_says_if_the_role_may_not_write_the_tables_anew(server):
+    name = "of another owner"
+    with (
+        bernoulli_bandit(journal=server.url, name=name) as owner,
+        psycopg.connect(server.url, autocommit=True) as admin,
+    ):
+        owner.select(unit="another@example.org")
+        admin.execute("CREATE ROLE writer LOGIN PASSWORD 'word'")
+        admin.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO writer")
+        url = server.url.replace(f"tester:{postgres_server.PASSWORD}", "writer:word")
+        with bernoulli_bandit(journal=url, name=name) as bandit:
+            with pytest.raises(
+                JournalError, match="the unit is erased, but .* let the owner of the tables run VACUUM FULL"
+            ):
+                bandit.erase("another@example.org")
+        assert owner.erase("another@example.org") == 0  # it is erased, and now the pages are written anew
+        admin.execute("CHECKPOINT")
+        (path,) = admin.execute("SELECT pg_relation_filepath('ppl_bandit_personal')").fetchone()
+        assert b"another@" not in (Path(server.data) / path).read_bytes()
+
+
+def test_rewriting_the_tables_may_take_longer_than_a_call(server):
+    with Journal(server.url, timeout=1.0) as journal, psycopg.connect(server.url) as reader:
+        bandit = bernoulli_bandit(journal=journal, name="slow")
+        bandit.select(unit="somebody@example.org")
+        reader.execute("SELECT * FROM ppl_bandit_personal").fetchall()  # it holds a lock until its transaction ends
+        threading.Timer(0.5, reader.rollback).start()
+        assert bandit.erase("somebody@example.org") == 1
+        reader.execute("SELECT * FROM ppl_bandit_personal").fetchall()
+        bandit.select(unit="other")
+        with pytest.raises(JournalError, match="the unit is erased, but .*lock timeout.*call erase again"):
+            bandit.erase("other")

@@ -2,6 +2,8 @@
 
 import json
 import math
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,9 @@ import pandas as pd
 import pytest
 from shared_models import FLOORED, bernoulli_bandit
 
-from ppl_bandit import Bandit
+from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
 from ppl_bandit.live.alarm_processes import (
     concentration_process,
     drift_process,
@@ -24,6 +27,7 @@ from ppl_bandit.live.alarm_processes import (
     sample_ratio_start,
     sample_ratio_steps,
 )
+from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 
 
 def ratio(arms, probs):
@@ -248,25 +252,106 @@ def test_added_arms_begin_with_the_capital_of_the_others():
     assert np.log(np.mean(np.exp(grown))) == pytest.approx(np.log(np.mean(np.exp(start))))
 
 
-@pytest.mark.slow  # compiles a program with a context
-def test_rewards_that_follow_their_contexts_are_no_drift():
-    """The context drifts and the rewards with it: ranks in the posterior predictive stay uniform until the law changes."""
+def line(arm, context):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
 
-    def line(arm, context):
-        slope = numpyro.sample("slope", dist.Normal(0.0, 3.0).expand([2]))
-        numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
 
-    bandit = Bandit(line, 2, context=jnp.asarray(1.0), selector=FLOORED)
-    rng = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def line_bandit():
+    model = RewardModel(line, 2, jnp.asarray(1.0))
+    engine = engines.conjugate(model)
+    return lambda: Bandit(model, engine=lambda _: engine, selector=FLOORED)
 
-    def play(level, slopes, num=400):
+
+def world_of_lines(seed, num_rows, change=None):
+    """Events of Thompson sampling on two lines drawn from the prior, whose contexts grow; at `change` the lines turn over."""
+    rng = np.random.default_rng(seed)
+    slopes, total, weight, events = rng.normal(size=2), np.zeros(2), np.ones(2), []
+    for row in range(num_rows):
+        x = 3.0 * row / num_rows + rng.normal()
+        arm = int(np.argmax(x * (total / weight + rng.normal(size=2) / np.sqrt(weight))))
+        y = (slopes[arm] if change is None or row < change else -slopes[arm]) * x + rng.normal()
+        total[arm], weight[arm] = total[arm] + x * y, weight[arm] + x * x
+        probs = {"propensities": [0.5, 0.5], "best_arm_probs": [0.5, 0.5]}
+        events.append(new_event(DECIDED, probs, decision=str(row), arm=arm))
+        body = {"reward": {"reward": y}, "context": [x]}
+        events.append(new_event(REWARDED, body, decision=str(row), arm=arm, settles=True))
+    return [event._replace(position=number) for number, event in enumerate(events, 1)]
+
+
+def drift_read_at(projection, events, calls):
+    """Return the largest value of each arm's drift process, and whether one rang, if alarms are read after so many events."""
+    watch = AlarmWatch(AlarmSettings(("reward",), 1000, True, False))
+    for end in (*calls, len(events)):
+        store = SimpleNamespace(read=lambda name, after, limit, whole, end=end: events[after : min(end, after + limit)])
+        watch.read(store, "default", 0.0, projection)
+    rings = [ring for (kind, *_), ring in watch._rings.items() if kind == "drift"]
+    return [ring.highest for ring in rings], any(ring.since is not None for ring in rings)
+
+
+@pytest.mark.parametrize("num_runs, num_rows", [(8, 400), pytest.param(1000, 2000, marks=pytest.mark.slow)])
+def test_drift_with_a_context_holds_its_level_if_alarms_are_read_again_and_again(line_bandit, num_runs, num_rows):
+    projection = line_bandit()._experiment.projection
+    calls = [[num_rows // 10], [num_rows // 2], [num_rows], range(100, 2 * num_rows, 100)]
+    rings = [drift_read_at(projection, world_of_lines(run, num_rows), calls[run % 4])[1] for run in range(num_runs)]
+    print(f"{np.mean(rings):.3f} of {num_runs} quiet streams rang")
+    # Three standard errors of a share of .05; ranks among draws of an older posterior rang in .8 of the streams.
+    assert np.mean(rings) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / num_runs)
+
+
+def test_drift_with_a_context_does_not_depend_on_when_alarms_are_read(line_bandit):
+    projection, events = line_bandit()._experiment.projection, world_of_lines(3, 150, change=75)
+    once, _ = drift_read_at(projection, events, [])
+    for calls in ([55], range(20, 300, 40)):
+        np.testing.assert_allclose(drift_read_at(projection, events, calls)[0], once, rtol=1e-9)
+
+
+@pytest.mark.parametrize("num_runs", [pytest.param(200, marks=pytest.mark.slow)])
+def test_lines_that_turn_over_ring_soon(line_bandit, num_runs):
+    projection, found = line_bandit()._experiment.projection, []
+    for run in range(num_runs):
+        events = world_of_lines(run, 1000, change=500)
+        found.append(drift_read_at(projection, events, [1000])[1])
+    print(f"{np.mean(found):.3f} of {num_runs} streams with a change rang")
+    assert np.mean(found) > 0.8
+
+
+def test_rewards_that_follow_their_contexts_are_no_drift(line_bandit):
+    """The context drifts and the rewards with it: their ranks stay uniform until the law changes; erased rows are forgotten."""
+    bandit, rng = line_bandit(), np.random.default_rng(0)
+
+    def play(level, slopes, num=200):
         contexts = level + rng.normal(size=num)
-        decisions = bandit.select_many(contexts)
+        decisions = bandit.select_many(contexts, units=[None if level else "first", *[None] * (num - 1)])
         arms = np.array([decision.arm for decision in decisions])
         bandit.update_many(decisions=decisions, rewards=slopes[arms] * contexts + rng.normal(size=num))
 
     play(0.0, np.array([1.0, 0.8]))
+    assert bandit.alarms().empty and bandit.erase("first") == 1
     play(3.0, np.array([1.0, 0.8]))
+    bandit.update_many(arms=[0, 1], rewards=[1.0, 0.8], contexts=np.ones(2))
     assert bandit.alarms().empty
+    assert bandit._watch._predictive._num_rows == 402
     play(3.0, np.array([0.0, 0.0]))
     assert "drift" in set(bandit.alarms()["alarm"])
+    assert bandit.alarms(after=datetime.now(UTC)).empty
+
+
+def test_a_posterior_that_is_not_trusted_is_an_alarm_with_a_time_and_a_figure():
+    watch = AlarmWatch(AlarmSettings(("reward",), 1000, False, False))
+    events = [new_event("looked", {})._replace(position=1, time=7.0)]
+    store = SimpleNamespace(read=lambda name, after, limit, whole: events[after:])
+    learner = SimpleNamespace(doubts="too few draws", num_doubted=3)
+    for now in (8.0, 9.0):
+        watch.read(store, "default", now, SimpleNamespace(learner=learner))
+    (row,) = watch.table(["a"], learner).to_dict("records")
+    assert (row["alarm"], row["since"].timestamp(), row["figure"], row["threshold"]) == (
+        "untrusted_inference",
+        8.0,
+        3,
+        1,
+    )
+    assert row["what_to_do"].startswith("too few draws: ") and math.isnan(row["level"])
+    watch.read(store, "default", 10.0, SimpleNamespace(learner=SimpleNamespace(doubts="")))
+    assert watch.table(["a"], SimpleNamespace(doubts="")).empty

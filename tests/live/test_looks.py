@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from shared_models import THOMPSON, bernoulli_bandit, bernoulli_parts
 
-from ppl_bandit import Bandit, selectors
+from ppl_bandit import Bandit, ExperimentStopped, selectors
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
@@ -142,21 +142,52 @@ def test_no_look_is_due_before_its_number_of_decisions():
             ValueError, match="a look after 20 decisions, of which 17 are left: ask for at most 17, then call"
         ):
             bandit.select_many(num_decisions=18, **asked)
-    assert len(bandit.select_many(num_decisions=17)) == 17 and bandit.look().is_due
+    assert len(bandit.select_many(num_decisions=17)) == 17
 
 
-def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
-    design = Design([4, 8], stopping=stopping.superiority(0.9999), max_rows=12)
+@pytest.mark.parametrize("lag", [0, 2])
+def test_no_decision_passes_a_look_that_is_due(lag, tmp_path):
+    bandit = build(design=Design([4, 8], stopping=stopping.superiority(0.9999), lag=lag), journal=tmp_path / "trial.db")
+    decisions = bandit.select_many(num_decisions=4)
+    for again in (bandit, build(design=bandit._design, journal=tmp_path / "trial.db")):
+        for call in (
+            again.select,
+            lambda again=again: again.select(request_id="one"),
+            lambda again=again: again.select_many(num_decisions=4),
+            lambda again=again: again.select_many(num_decisions=2, units=["a", "b"]),
+        ):
+            with pytest.raises(ExperimentStopped, match=r"look 1 of 2 is due since 4 decisions: call look\(\)"):
+                call()
+    bandit.update(decisions[0], 1.0)  # rewards are taken at any time
+    found = bandit.look()  # and the look does not wait for them
+    assert found.is_due and (found.num_rewards, found.num_pending) == (1, 3)
+    assert len(bandit.select_many(num_decisions=4)) == 4 and bandit.look().look == 2
+
+
+def test_of_looks_that_a_slate_passes_only_the_last_is_taken():
+    bandit = build(design=Design([2, 3, 8]))
+    bandit.select()
+    bandit.select(size=3)
+    with pytest.raises(ExperimentStopped, match="look 2 of 3 is due since 3 decisions"):
+        bandit.select()
+    found = bandit.look()
+    assert (found.look, found.num_decisions) == (2, 4) and not bandit.look().is_due
+    bandit.select()
+
+
+def test_the_last_look_waits_for_pending_rewards():
+    design = Design([8], stopping=stopping.superiority(0.9999), max_rows=12)
     bandit = build(design=design)
-    play(bandit, 11, dict.fromkeys(ARMS, 0.5))
+    play(bandit, 8, dict.fromkeys(ARMS, 0.5))
+    assert bandit.look().is_due
+    play(bandit, 3, dict.fromkeys(ARMS, 0.5))
     pending = bandit.select()
     middle = bandit.look()
-    # Twelve decisions reach the last look, which waits; the second one, missed so far, is not taken in its place.
-    assert not middle.is_due and middle.num_pending == 1
+    assert not middle.is_due and "The last look waits for 1 pending" in middle.verdict
     bandit.discard(pending)
     last = bandit.look()
-    assert last.is_due and last.look == 3 and last.ending == "undecided" and last.num_rewards == 11
-    with pytest.raises(ValueError, match="stopped at look 3"):
+    assert last.is_due and last.look == 2 and last.ending == "undecided" and last.num_rewards == 11
+    with pytest.raises(ValueError, match="stopped at look 2"):
         bandit.select()
 
 

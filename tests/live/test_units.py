@@ -1,5 +1,6 @@
 """Units, requests that are repeated, shown arms, windows and erasure."""
 
+import hashlib
 import sqlite3
 import threading
 from datetime import timedelta
@@ -13,6 +14,7 @@ from shared_models import THOMPSON, bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.types import Interaction
 
 
 def linear(arm, context):
@@ -237,6 +239,46 @@ def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correctio
             bernoulli_bandit(**place)
 
 
+@pytest.mark.parametrize("default", [None, 0])
+def test_a_reward_after_the_window_is_late_whether_or_not_its_decision_has_expired_yet(place, monkeypatch, default):
+    bandit = bernoulli_bandit(reward_window=60, default_reward=default, **place)
+    late, waiting = bandit.select(), bandit.select()
+    now = __import__("time").time()
+    monkeypatch.setattr("time.time", lambda: now + 61)
+    bandit.update(late.id, 1)  # it reads no decisions: nothing has expired
+    assert bandit.report().num_late == 1 == bandit.logged_decisions().num_late
+    bandit.update(late.id, 1)
+    bandit.update(waiting, 1)
+    assert bandit.report().num_late == 2 and bandit.history().reward.tolist() == [1, 1]
+    assert place == {} or bernoulli_bandit(reward_window=60, default_reward=default, **place).report().num_late == 2
+
+
+def test_a_sweep_reads_the_decisions_that_became_overdue_alone(tmp_path, monkeypatch):
+    """A row that is visited adds at least one step of SQLite."""
+    options = dict(journal=tmp_path / "j.db", reward_window=3600, default_reward=0)
+    bandit = bernoulli_bandit(**options)
+    now = [__import__("time").time()]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    def steps_of_select(of):
+        now[0] += 60
+        return steps_of(of, of.select)[1]
+
+    short = [steps_of_select(bandit) for _ in range(3)][-1]
+    for _ in range(3):
+        made = bandit.select_many(num_decisions=2000)
+        bandit.update_many(decisions=made[:1990], rewards=np.zeros(1990))
+    assert steps_of_select(bandit) < short + 100  # nothing is overdue
+    now[0] += 3600
+    bandit.select()  # all are
+    assert bandit.pending().shape[0] <= 4 and bandit.num_rewards == 3 * 2000 + 4
+    assert steps_of_select(bandit) < short + 500
+    bandit.close()
+    again = bernoulli_bandit(**options)
+    assert again._experiment.settled_until > 6000
+    assert steps_of_select(again) < short + 500
+
+
 def test_each_reward_of_many_is_refused_alone(place):
     bandit = bernoulli_bandit(**place)
     one, two = bandit.select(), bandit.select()
@@ -277,7 +319,12 @@ def test_rewards_of_one_call_are_learnt_in_one_update(place):
     assert record["reward"] == {"reward": again["reward"]}
 
 
-SECRETS = (b"somebody@example.org", b"0.8080808080808")
+SECRETS = (
+    b"somebody@example.org",
+    hashlib.sha256(b"somebody@example.org").hexdigest().encode(),
+    b"0.8080808080808",
+    np.float64(0.8080808080808).tobytes(),
+)
 
 
 def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp_path):
@@ -296,12 +343,14 @@ def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp
     assert bandit.history().shape[0] == 7
     waiting = bandit.select(secret, unit=SECRETS[0].decode(), allowed=[1 - mine.arm])
     bandit._checkpoint(0)
+    stale = opened()
     before, head = bandit.posterior_parameters(), bandit._journal.head()
     assert bandit.erase(SECRETS[0].decode()) == 2 and bandit.erase("nobody") == 0
     for file in tmp_path.iterdir():
         assert not any(one in file.read_bytes() for one in SECRETS), file
     bandit._journal.verify(head=head)
     bandit._journal.verify()
+    stale.close()  # it has not read that the unit was erased
     for one in (bandit, opened()):
         after = one.posterior_parameters()
         for name, values in before["weights"].items():
@@ -315,6 +364,56 @@ def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp
     bandit.close()
     with Journal(path) as journal:
         assert "somebody" not in str([event for event in journal.events() if event.kind != "decided"])
+
+
+@pytest.mark.parametrize("make", [engines.laplace, engines.conjugate], ids=["stores rows", "refused a row"])
+def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear_parts, tmp_path, make):
+    """Whose engine stores rows, or was chosen for one that an exact engine refused."""
+    model, engine = linear_parts
+    is_exact = make is engines.conjugate
+    bandits = [
+        Bandit(
+            model, engine=engine if is_exact else make, num_samples=100, selector=THOMPSON, journal=tmp_path / "j.db"
+        )
+        for _ in range(2)
+    ]
+    mine = bandits[0].select({"x": np.array([0.8080808080808, -1.0])}, unit=SECRETS[0].decode())
+    bandits[0].update(mine, 0.7)
+    bandits[0].update(bandits[0].select({"x": np.array([1.0, 2.0])}), 0.3)
+    for bandit in bandits:
+        bandit._catch_up()
+        if is_exact:  # as a fallback keeps them
+            own = bandit._experiment
+            row = Interaction(np.array([mine.arm]), {"reward": np.array([0.7])}, {"x": mine.context["x"][None]})
+            own.projection = own.projection._replace(learner=own.projection.learner._replace(examples=row))
+    assert bandits[0].erase(SECRETS[0].decode()) == 1
+    for bandit in reversed(bandits):
+        bandit._checkpoint(0)
+        assert bandit._catch_up().learner.examples is None
+    for bandit in bandits:
+        bandit.close()
+    for file in tmp_path.iterdir():
+        assert not any(one in file.read_bytes() for one in SECRETS), file
+    with Journal(tmp_path / "j.db") as journal:
+        journal.verify()
+
+
+def test_a_decision_that_is_made_while_its_unit_is_erased_is_that_of_a_new_unit(tmp_path, monkeypatch):
+    erasing, other = (bernoulli_bandit(journal=tmp_path / "j.db") for _ in range(2))
+    first = erasing.select(unit="u", request_id="r")
+    store, made = erasing._experiment.store, []
+    owned = store.owned
+
+    def owned_before(*arguments):
+        found = owned(*arguments)
+        made.append(other.select(unit="u", allowed=[arm for arm in other.arms if arm != first.arm]))
+        return found
+
+    monkeypatch.setattr(store, "owned", owned_before)
+    assert erasing.erase("u") == 1
+    monkeypatch.undo()
+    assert same(other.select(unit="u"), made[0]) and other.select(request_id="r").id not in (first.id, made[0].id)
+    assert erasing.erase("u") == 1
 
 
 def test_an_edited_personal_part_is_noticed(tmp_path):

@@ -1,10 +1,12 @@
 """The paper's evaluation, at sizes that a test can afford."""
 
+import functools
 import json
 import re
 
 import numpy as np
 import pytest
+import xarray
 
 from ppl_bandit.commands.cli import main
 from ppl_bandit.paper import parts as paper_parts, runs as paper, settings as paper_settings
@@ -53,6 +55,16 @@ def small(monkeypatch):
     monkeypatch.setattr(paper_settings, "SETTINGS", short)
     monkeypatch.setattr(paper, "_GRID_STEPS", 20)
     monkeypatch.setattr(paper_settings, "QUICK", paper_settings.Sizes(dict.fromkeys(SETTINGS, 30), 3, 2, 2, 5))
+
+
+def test_finished_parts_are_kept_and_no_verdict_is_given_on_fewer_realizations(monkeypatch, capsys):
+    monkeypatch.setattr(paper, "simulate", lambda *arguments, **settings: xarray.Dataset(attrs={"is_complete": 0}))
+    cut = functools.partial(paper.run_setting, "bernoulli", 30, precision="float64")
+    whole = paper_parts.Part("whole", "whole", lambda executor: 3)
+    assert paper_parts.run_parts([whole, paper_parts.Part("cut", "cut", cut)], "executor") == {"whole": 3}
+    assert "interrupted: the finished parts are kept" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        paper_parts.run_parts([paper_parts.Part("cut", "cut", cut), whole], "executor")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ppl_bandit.serving.keys import KeyFile
+from ppl_bandit.files.keys import KeyFile
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"

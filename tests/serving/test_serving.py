@@ -156,6 +156,39 @@ def test_a_key_opens_its_role_and_its_experiments_and_nothing_else(service):
     )  # a cookie is
 
 
+PAGES = [("GET", "", "read"), ("GET", "?arms=all", "read")]
+PAGES += [(method, f"/{change}", "admin") for change in ("pause", "resume", "retire") for method in ("GET", "POST")]
+
+
+@pytest.mark.parametrize(("method", "path", "role"), PAGES)
+def test_a_cookie_opens_the_pages_of_its_role_and_its_experiments_and_no_endpoint(method, path, role, service):
+    own_page = {"Origin": service.url, "Content-Type": "application/x-www-form-urlencoded"} if method == "POST" else {}
+    form = b"arm=9" if method == "POST" else None
+    for name, at in (("nothing", 404), ("other", 200)):
+        address = f"/experiments/{name}{path}"
+        for cookie in ({}, {"Cookie": "ppl_bandit_key=ppl_wrong"}):
+            assert service.call(method, address, None, None, own_page | cookie, raw=form)[0] == 401
+        for key, (own, experiments) in KEYS.items():
+            has_role = own == "admin" or own == role
+            if method == "POST" and has_role and not experiments and name == "other":
+                continue  # another test changes it
+            cookie = {"Cookie": f"ppl_bandit_key={service.keys[key]}"}
+            status = at if has_role and not experiments else 403
+            assert service.call(method, address, None, None, own_page | cookie, raw=form)[0] == status, (key, address)
+            assert service.call("GET", f"/v1/experiments/{name}", headers=cookie)[0] == 401
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_logs_in_to_the_experiments_that_it_may_read(key, service):
+    cookie = {"Cookie": f"ppl_bandit_key={service.keys[key]}"}
+    (own, experiments), form = KEYS[key], {"Content-Type": "application/x-www-form-urlencoded", "Origin": service.url}
+    status, headers, _ = service.call("POST", "/login", None, None, form, raw=f"key={service.keys[key]}".encode())
+    index, _, page = service.call("GET", "/", headers=cookie)
+    assert (status, index) == ((403, 403) if own == "decide" else (303, 200))
+    assert ("HttpOnly" in headers.get("Set-Cookie", "")) == ("/experiments/banner" in page) == (own != "decide")
+    assert ("/experiments/other" in page) == (own != "decide" and not experiments)
+
+
 def test_what_is_read_agrees_with_the_library(service):
     listed = service.call("GET", "/v1/experiments", None, "read")[2]["experiments"]
     assert [own["name"] for own in listed] == ["banner", "other"]
@@ -217,7 +250,7 @@ def test_an_administrator_pauses_retires_and_erases(service):
     assert (status, problem["code"]) == (409, "experiment_stopped")
     assert service.call("POST", f"{path}/resume", None, "admin")[0] == 204
     assert service.call("POST", f"{path}/arms/2/retire", None, "admin")[0] == 204
-    assert service.call("POST", f"{path}/arms/9/retire", None, "admin")[0] == 422
+    assert service.call("POST", f"{path}/arms/9/retire", None, "admin")[0] == 404
     assert service.call("POST", f"{path}/arms", {}, "admin")[0] == 422  # its program has a fixed number of arms
     answers = [service.call("POST", f"{path}/decisions", {}, "decide") for _ in range(10)]
     assert {answer[2]["arm"] for answer in answers} <= {0, 1}

@@ -1,7 +1,9 @@
 """Parts of the service without a server: keys, the file of experiments, and addresses."""
 
 import asyncio
+import json
 import os
+import re
 import threading
 import time
 
@@ -9,15 +11,16 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+import uvicorn
 from shared_models import bernoulli_bandit
 
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.experiments_file import open_bandit, read_config
-from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.serving import create_app, dashboard
+from ppl_bandit.files.experiments_file import open_bandit, read_config
+from ppl_bandit.files.keys import KeyFile
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.serving import create_app, dashboard, server
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
-from ppl_bandit.serving.keys import KeyFile
 from ppl_bandit.serving.problems import Problem
 from ppl_bandit.serving.server import check_address
 
@@ -73,7 +76,7 @@ def test_a_revoked_key_opens_nothing_and_a_damaged_file_neither(tmp_path):
     assert file.find(key) is None
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", "127.example.org"])
 def test_an_address_that_others_reach_needs_keys(host, tmp_path):
     with pytest.raises(ValueError, match="keys create"):
         check_address(host, None)
@@ -183,23 +186,23 @@ def test_a_batch_that_fails_answers_each_of_its_requests():
 def test_without_keys_only_callers_on_this_machine_enter(headers, client, is_open):
     scope = {"client": (client, 1)}
     if is_open:
-        assert Gate(None).enter(scope, headers).has_role("admin")
+        assert Gate({}, None).enter(scope, headers).has_role("admin")
     else:
         with pytest.raises(Problem) as refused:
-            Gate(None).enter(scope, headers)
+            Gate({}, None).enter(scope, headers)
         assert refused.value.status == 403
 
 
-async def answer_of(app, path):
+async def answer_of(app, path, method="GET", body=b""):
     """Call an ASGI application as a server does; return the status and the body."""
     head, _, query = path.partition("?")
-    host = [(b"host", b"localhost")]
-    scope = {"type": "http", "method": "GET", "path": head, "raw_path": head.encode(), "query_string": query.encode()}
-    scope |= {"headers": host, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": method, "path": head, "raw_path": head.encode(), "query_string": query.encode()}
+    scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http"}
     sent = []
 
     async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message):
         sent.append(message)
@@ -208,18 +211,116 @@ async def answer_of(app, path):
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
 
 
+def in_application(app, ask):
+    """Run a coroutine while an application is ready."""
+
+    async def main():
+        async with app.router.lifespan_context(app):
+            while (await answer_of(app, "/readyz"))[0] != 200:
+                await asyncio.sleep(0.02)
+            return await ask()
+
+    return asyncio.run(main())
+
+
+STATE = "/v1/experiments/a"
+
+
+def test_readers_of_a_journal_that_does_not_answer_wait_no_longer_than_one_of_them(monkeypatch):
+    """They wait for one attempt together, and hold none of the threads that a pause or the metrics need."""
+    bandit, calls = bernoulli_bandit(3), []
+
+    def report():
+        calls.append(1)
+        time.sleep(0.4)
+        raise JournalTimeout("no answer")
+
+    monkeypatch.setattr(bandit, "report", report)
+    app = create_app({"a": bandit})
+
+    async def ask():
+        begun = time.monotonic()
+        readers = [asyncio.create_task(answer_of(app, f"{STATE}/report")) for _ in range(60)]
+        await asyncio.sleep(0.05)
+        others = [await answer_of(app, "/metrics"), await answer_of(app, f"{STATE}/pause", "POST")]
+        seconds = [time.monotonic() - begun]
+        found = await asyncio.gather(*readers)
+        return others, {status for status, _ in found}, [*seconds, time.monotonic() - begun]
+
+    others, statuses, (soon, last) = in_application(app, ask)
+    assert [status for status, _ in others] == [200, 204] and statuses == {504}
+    assert soon < 0.35 and last < 1.2 and len(calls) <= 2  # the pause lets them try again
+
+
+def test_what_is_shown_of_an_experiment_is_that_of_now_whoever_changed_it(tmp_path):
+    journal, day = tmp_path / "e.db", 86_400.0
+    with bernoulli_bandit(3, journal=journal) as first, pytest.MonkeyPatch.context() as clock:
+        now = time.time()
+        clock.setattr(time, "time", lambda: now - 3 * day)
+        first.update(first.select(), 1.0)
+    other, bandit = (bernoulli_bandit(3, journal=journal) for _ in range(2))
+    app = create_app({"a": bandit})
+
+    async def ask():
+        age = (await answer_of(app, "/metrics"))[1]
+        for _ in range(5):
+            body = b'{"request_id": "r", "unit": "u"}'
+            made = await answer_of(app, f"{STATE}/decisions", "POST", body)
+        other.pause()
+        state = json.loads((await answer_of(app, STATE))[1])
+        return age, json.loads(made[1]), state, (await answer_of(app, "/metrics"))[1]
+
+    age, made, state, text = in_application(app, ask)
+    [seconds] = re.findall(r"\nppl_bandit_posterior_age_seconds.* (\S+)\n", age)
+    assert abs(float(seconds) - 3 * day) < 60  # since the newest reward, not since this process began
+    assert state["is_paused"] and state["num_pending"] == 1
+    counts = re.findall(r'decisions_total\{arm="(.)".* (\S+)\n', text)
+    assert [(int(arm), float(count)) for arm, count in counts] == [(made["arm"], 1.0)]  # four were repeated
+
+
+def test_a_request_that_does_not_arrive_whole_is_ended_whatever_it_asks_for(monkeypatch):
+    monkeypatch.setattr(server, "_SECONDS_FOR_REQUEST", 0.4)
+    app = create_app({"a": bernoulli_bandit(3)})
+    config = uvicorn.Config(app, http=server.LimitedProtocol, lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+
+    async def seconds_until_closed(port, path, part):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        )
+        writer.write(head.encode())
+        begun = time.monotonic()
+        while time.monotonic() < begun + 3:
+            writer.write(part)
+            try:
+                if not await asyncio.wait_for(reader.read(1000), 0.1):
+                    break
+            except TimeoutError:
+                continue
+        writer.close()
+        return time.monotonic() - begun
+
+    async def main():
+        make = lambda: server.LimitedProtocol(config, state, {})  # noqa: E731
+        listening = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        paths = ("/login", f"{STATE}/decisions/d/reward", f"{STATE}/decisions", f"{STATE}/arms")
+        return await asyncio.gather(*(seconds_until_closed(port, path, part) for path in paths for part in (b"x", b"")))
+
+    assert max(asyncio.run(main())) < 1.5
+
+
 def test_any_server_runs_the_application_and_a_page_shows_all_of_many_arms(monkeypatch):
     monkeypatch.setattr(dashboard, "_NUM_ROWS", 2)  # many are more than these
     bandit = bernoulli_bandit(3)
     app = create_app({"many": bandit})
 
     async def ask():
-        async with app.router.lifespan_context(app):
-            while (await answer_of(app, "/readyz"))[0] != 200:
-                await asyncio.sleep(0.1)
-            return [await answer_of(app, f"/experiments/many{more}") for more in ("", "?arms=all", "?arms=all")]
+        return [await answer_of(app, f"/experiments/many{more}") for more in ("", "?arms=all", "?arms=all")]
 
-    (status, some), (_, every), (_, again) = asyncio.run(ask())
+    (status, some), (_, every), (_, again) = in_application(app, ask)
     assert status == 200 and every == again  # within a second the page is not computed anew
     assert (some.count("<tr"), every.count("<tr")) == (3, 4)  # with the head of the table
     assert "Show all 3 arms" in some and "Show all" not in every
@@ -236,6 +337,9 @@ def test_an_experiment_continues_with_another_setting_where_that_is_allowed(tmp_
         return open_bandit("banner", read_config(file)["banner"], {})
 
     opened("thompson").close()
+    app = create_app(file)  # the file of experiments is enough for a program, too
+    status, state = asyncio.run(answer_of(app, "/v1/experiments/banner"))
+    assert (status, json.loads(state)["state"]) == (200, "compiling")
     with pytest.raises(JournalError, match=r"selector: it was thompson.*ppl-bandit serve --allow-changed"):
         opened("greedy")
     opened("greedy", "allow_changed = true").close()

@@ -186,6 +186,23 @@ def test_a_stop_under_load_loses_no_answer_and_ends_within_ten_seconds(folder):
     load.check(folder / "e.db", folder / "programs.py")
 
 
+@pytest.mark.parametrize("num_waiting", [0, 4])
+def test_a_stop_while_the_journal_is_locked_ends_within_ten_seconds(num_waiting, folder):
+    with running(folder, ["programs.py", "--journal", "e.db"]) as service, ThreadPoolExecutor(8) as pool:
+        made = [Client(service.url).decide() for _ in range(4)]
+        lock = sqlite3.connect(folder / "e.db", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        path = "/v1/experiments/default"
+        waiting = [pool.submit(service.call, "POST", f"{path}/decisions", {}) for _ in range(num_waiting)]
+        bodies = [{"decision": one["id"], "reward": 1} for one in made[:num_waiting]]
+        waiting += [pool.submit(service.call, "POST", f"{path}/rewards", body) for body in bodies]
+        time.sleep(0.5)
+        seconds = service.stop(30)
+        assert seconds < 9, seconds
+        assert {one.result()[0] for one in waiting} <= {504}
+        lock.close()
+
+
 def test_a_journal_that_is_locked_answers_within_the_deadline_and_then_works_again(folder):
     """While the file is locked, requests are answered 504 at their deadline, or 503 where the queue is full."""
     with running(folder, ["programs.py", "--journal", "e.db"]) as service:

@@ -248,6 +248,11 @@ def test_candidates_are_every_selector_and_several_patiences():
             dict(environment=Environment.from_prior(bernoulli_model(2)), contexts=lambda key: 0),
             "contexts was given together",
         ),
+        (
+            dict(environment=Environment.from_path(bernoulli_model(2), {"rate": jnp.full((5, 2), 0.5)})),
+            "10 steps were asked for, but the path of environment has 5",
+        ),
+        (dict(environment=Environment.from_prior(bernoulli_model(3))), "environment has 3 arms and reward_model 2"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message):

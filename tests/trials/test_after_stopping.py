@@ -18,6 +18,7 @@ from ppl_bandit import (
 DESIGN = Design(range(20, 201, 20), stopping=stopping.superiority(0.95))
 
 
+@pytest.mark.slow  # the tutorial adjusts estimates, too
 def test_the_adjusted_estimate_of_a_typical_trial_is_the_truth_and_its_mean_is_not():
     settings = {"num_trials": 2000, "engine": bernoulli_engine(2)}
     truth = np.array([0.4, 0.6])
@@ -32,6 +33,18 @@ def test_the_adjusted_estimate_of_a_typical_trial_is_the_truth_and_its_mean_is_n
     # Two independent medians of 2,000, and the tolerance of a tenth of an error: 4.2 errors are 3 joint ones.
     assert np.all(np.abs(found.adjusted - truth) <= 3 * np.sqrt(2) * found.simulation_error)
     assert np.all(np.abs(typical - truth) > 4 * found.simulation_error)  # stopping made the difference larger
+
+
+@pytest.mark.slow
+def test_where_few_means_are_possible_the_search_ends_where_the_median_jumps(recwarn):
+    design, settings = Design([20], stopping=stopping.superiority(0.95)), {"engine": bernoulli_engine(2)}
+    found = adjusted_estimates(bernoulli_model(2), design, [0.45, 0.52], num_trials=400, **settings)
+    around = [found.adjusted.values + move * np.array([0.0, 0.01]) for move in (-1, 1)]  # of the second arm
+    table = operating_characteristics(
+        bernoulli_model(2), design, {"low": around[0], "high": around[1]}, num_trials=400, **settings
+    )
+    means = np.nanmedian((table.dataset.sums / table.dataset.outcomes)[..., 1], axis=1)
+    assert means[0] < 0.52 < means[1] and not recwarn.list
 
 
 def test_estimates_that_cannot_be_adjusted_are_refused_in_words():

@@ -1,6 +1,8 @@
 """Simulated designs have the operating characteristics of independent calculations."""
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from shared_models import bernoulli_engine, bernoulli_model
 from trial_settings import (
@@ -11,7 +13,17 @@ from trial_settings import (
     similar_arms,
 )
 
-from ppl_bandit import Design, Environment, calibrate, operating_characteristics, rows_for_power, selectors, stopping
+from ppl_bandit import (
+    Design,
+    Environment,
+    RewardModel,
+    calibrate,
+    operating_characteristics,
+    rows_for_power,
+    selectors,
+    stopping,
+)
+from ppl_bandit.trials.calibrate import _quantile_of_peaks
 from ppl_bandit.trials.looks import ENDINGS
 
 
@@ -120,6 +132,33 @@ def test_a_design_that_does_not_fit_the_model_is_refused_in_words(model, scenari
         operating_characteristics(model, Design([10, 20], **settings), scenarios(model), num_trials=10)
 
 
+def drifting(arm, *, previous=None):
+    with numpyro.plate("arms", 3):
+        level = numpyro.sample("level", dist.Normal(0.0 if previous is None else previous["level"], 1.0))
+    numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+
+RATES = np.array([0.1, 0.2, 0.3])
+OTHER_WORLDS = {
+    "changes during the trial": [
+        lambda model: Environment(model, {"rate": RATES}, changes={2: {"rate": RATES[::-1]}}),
+        lambda model: Environment.from_path(model, {"rate": np.tile(RATES, (5, 1))}),
+        lambda model: Environment(RewardModel(drifting, 3), {"level": RATES}),
+    ],
+    "has 2 arms and reward_model 3": [lambda model: Environment(bernoulli_model(2), {"rate": RATES[:2]})],
+}
+
+
+@pytest.mark.parametrize(
+    "message, world", [(message, world) for message, worlds in OTHER_WORLDS.items() for world in worlds]
+)
+def test_a_world_that_moves_or_has_other_arms_is_refused_in_words(model, message, world):
+    design = Design([10, 20], stopping=stopping.superiority(0.9))
+    for simulate in (operating_characteristics, calibrate):
+        with pytest.raises(ValueError, match=f"scenario 'odd' {message}"):
+            simulate(model, design, {"odd": world(model)}, num_trials=10)
+
+
 def test_a_program_without_a_reward_model_is_refused_in_words(model):
     design = Design([10, 20], stopping=stopping.superiority(0.9))
     for simulate in (operating_characteristics, calibrate):
@@ -158,6 +197,14 @@ def test_calibrate_refuses_what_it_cannot_calibrate(model):
         calibrate(model, design, {"a": Environment.from_prior(model)})
     with pytest.raises(ValueError, match="type_i_error must be a probability"):
         calibrate(model, design, 0.5, type_i_error=5)
+
+
+def test_a_threshold_between_equal_probabilities_stops_at_most_as_many_trials_as_allowed():
+    peaks = np.repeat([0.8, 0.95, 0.97], [850, 120, 30]) + 1e-13 * np.arange(1000) % 3  # equal up to rounding
+    assert 0.95 < _quantile_of_peaks(peaks, 0.1) < 0.97  # .95 would stop 15%
+    assert 0.8 < _quantile_of_peaks(peaks, 0.15) < 0.95
+    with pytest.raises(ValueError, match="no threshold has a type I error of 0.02"):
+        _quantile_of_peaks(peaks, 0.02)
 
 
 @pytest.mark.slow

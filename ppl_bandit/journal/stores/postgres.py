@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.staged import has_staging
+from ppl_bandit.journal.stores.staged import OF_KEYS, has_staging
 from ppl_bandit.journal.stores.store import JournalError, JournalTimeout, call_within, seconds_left
 
 _MAX_CONNECTIONS = 4  # threads that append share one; the others read
@@ -26,6 +26,7 @@ _SECONDS_TO_RECONNECT = 2.0  # after which the pool begins anew: its pauses doub
 _TURN_TIMEOUT = (
     1.0  # seconds to wait for the turn to learn, which only avoids conflicts: 2.4 times as fast in four processes
 )
+_MAX_IDLE = 1.0  # seconds that a process which is stopped keeps the lock of the keys; it tries again when it goes on
 _GRACE = 1.0  # seconds that the server gets to end a statement itself, before the connection is closed
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
@@ -93,19 +94,29 @@ class PostgresBackend:
                         "recorded: call again with the same decision and reward; it counts once"
                     ) from None
 
-    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
+    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND position = ?"
 
     can_stage = True
 
     def scrub(self) -> None:
-        """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
-
-        def work(execute: Execute) -> None:
-            staged = ["ppl_bandit_staged"] if has_staging(execute) else []
-            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints", *staged):
-                execute(f"VACUUM FULL {table}")
-
-        self.run(work)
+        """Write the tables anew, however long that takes: PostgreSQL keeps deleted rows in their pages."""
+        tables = "personal", "keys", "checkpoints", *(["staged"] if self.run(has_staging) else [])
+        try:
+            with self._psycopg.connect(**self._options()) as connection:
+                connection.execute(f"SET statement_timeout TO 0; SET lock_timeout TO {int(1000 * self.timeout)}")
+                notices: list[str] = []  # a table of another owner is left out with a warning
+                connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+                for table in tables:
+                    connection.execute(f"VACUUM FULL ppl_bandit_{table}")
+                why = "; ".join(notices)
+        except self._psycopg.Error as error:
+            why = self._scrubbed(error)
+        if why:
+            names = ", ".join(f"ppl_bandit_{table}" for table in tables)
+            raise JournalError(
+                f"{self.label}: the unit is erased, but the pages of its rows could not be written anew ({why}): call erase "
+                f"again, or let the owner of the tables run VACUUM FULL {names}"
+            )
 
     @contextlib.contextmanager
     def turn(self, experiment: str) -> Iterator[None]:
@@ -176,6 +187,8 @@ class PostgresBackend:
             connection.may_commit = True  # with every statement
             return work(execute)
         begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"]
+        if any(name.endswith(OF_KEYS) for name in locks):
+            begin.append(f"SET LOCAL idle_in_transaction_session_timeout TO {int(1000 * min(_MAX_IDLE, self.timeout))}")
         for name in locks:
             begin.append(f"SELECT pg_advisory_xact_lock({self._key(connection, name, 1347439682)})")
         connection.execute("; ".join(begin))  # without parameters: several statements in one round trip

@@ -30,7 +30,6 @@ from ppl_bandit.journal.events import (
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
     IS_SETTING,
-    MAX_PARAMETERS,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
     AppendRequest,
@@ -73,12 +72,14 @@ Backend = SqliteBackend | PostgresBackend
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _NUM_OPENINGS = "SELECT num FROM ppl_bandit_openings WHERE experiment = ?"
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
+_NO_LIMIT = 1 << 62  # beyond every position
 _PAGE = 10_000  # rows read at once to check the chain
 
 _PENDING = (
-    "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND made.time <= ? "
-    "AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
-    "later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
+    "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND "
+    "made.position < ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE "
+    "later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision "
+    "AND later.settles = 1)"
 )
 
 
@@ -205,16 +206,23 @@ class SqlStore:
         events = self._select(experiment, f"position IN ({own}) ORDER BY position", experiment, owner)
         return [event for event in events if ERASED not in event.body]
 
-    def erasure(self, experiment: str, owner: str, checkpoint: bytes) -> Beside:
-        """Return what blanks the personal parts of a unit, given its key, beside events that say so.
+    def erasure(self, experiment: str, owner: str, events: Sequence[Event], checkpoint: bytes) -> Beside:
+        """Return what blanks the personal parts of a unit's events, beside events that say so.
 
-        The last of these events announces a checkpoint, which replaces all others. `scrub` has to follow.
+        A decision that is made for the unit meanwhile is that of a new unit, and keeps its key. The last of the events that
+        say so announces a checkpoint, which replaces all others. `scrub` has to follow.
+
+        Args:
+            owner: the key of the unit.
+            events: all of it, see `owned`.
         """
 
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
+            ids = {"", *(str(event.decision) for event in events)}  # the keys of updates stand for no decision
+            of_unit = "DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ? AND value = ?"
             return [
-                (self._backend.blank_statement, [(experiment, owner)]),
-                ("DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ?", [(experiment, owner)]),
+                (self._backend.blank_statement, [(experiment, event.position) for event in events]),
+                (of_unit, [(experiment, owner, id) for id in ids]),
                 ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
                 (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
             ]
@@ -223,8 +231,7 @@ class SqlStore:
 
     def scrub(self) -> None:
         """Remove what the database keeps of contents that were blanked."""
-        with call_within(self.timeout):
-            self._backend.scrub()
+        self._backend.scrub()
 
     def last_position(self, experiment: str) -> int:
         """Return the position of the last event; 0 for an experiment that does not exist."""
@@ -252,24 +259,30 @@ class SqlStore:
                 missing = [decision for decision in missing if decision not in found]  # sealed meanwhile
         return dict(found)
 
-    def first_after(self, experiment: str, until: float, after: int) -> int:
-        """Return the first position beyond another of a decision made after a time; the next position if there is none."""
-        statement = (
-            "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
-            "ORDER BY position LIMIT 1"
-        )
-        rows = self._query(statement, (experiment, after, until))
-        return rows[0][0] if rows else self.last_position(experiment) + 1
+    def first_after(self, experiment: str, until: float, after: int) -> tuple[int, float]:
+        """Return position and time of the first decision beyond a position that was made after a time.
 
-    def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
-        """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
+        If there is none: the next position, and infinity.
+        """
+        statement = (
+            "SELECT position, time FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
+            "AND time > ? ORDER BY position LIMIT 1"
+        )
+        last = self.last_position(experiment)  # read first: decisions may be recorded in the meantime
+        rows = self._query(statement, (experiment, after, until))
+        return rows[0] if rows else (last + 1, math.inf)
+
+    def pending(
+        self, experiment: str, until: float | None = None, after: int = 0, before: int | None = None
+    ) -> list[Event]:
+        """Return the decisions made until a time, and between two positions, whose reward is pending, oldest first."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
-        given = experiment, after, 1e300 if until is None else until
+        given = experiment, after, _NO_LIMIT if before is None else before, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", given))
 
     def num_pending(self, experiment: str, until: float | None = None, after: int = 0) -> int:
         """Return the number of decisions made until a time, and beyond a position, whose reward is pending."""
-        given = experiment, after, 1e300 if until is None else until
+        given = experiment, after, _NO_LIMIT, 1e300 if until is None else until
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
     def decisions(self, experiment: str, after: int = 0) -> Iterator[DecisionRecord]:
@@ -296,6 +309,10 @@ class SqlStore:
         """Return the newest decisions, oldest first."""
         return self._select(experiment, "kind = 'decided' ORDER BY position DESC LIMIT ?", limit)[::-1]
 
+    def next_decisions(self, experiment: str, after: int, limit: int) -> list[Event]:
+        """Return the first decisions beyond a position."""
+        return self._select(experiment, "kind = 'decided' AND position > ? ORDER BY position LIMIT ?", after, limit)
+
     def ping(self) -> None:
         """Begin to write, and commit nothing.
 
@@ -319,37 +336,44 @@ class SqlStore:
             "made ON made.experiment = stored.experiment AND made.position = stored.position AND made.kind = 'checkpoint' "
             "WHERE stored.experiment = ? AND stored.position < ? ORDER BY stored.position DESC LIMIT 1"
         )
-        before = 1 << 62
+        before = _NO_LIMIT
         while rows := self._query(statement, (experiment, before)):
             before, contents, body = rows[0]
             yield before, contents.encode() if isinstance(contents, str) else bytes(contents), body
 
-    def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> None:
-        """Store a checkpoint with the event that announces it; the one before it stays, older ones go."""
+    def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> int:
+        """Store a checkpoint with the event that announces it, and return its position; the one before it stays.
+
+        If a unit was erased that its posterior does not know of, only the event is recorded.
+        """
         older = (
             "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position < "
             "(SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?)"
+        )
+        unless_erased = (
+            "INSERT INTO ppl_bandit_checkpoints SELECT ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM ppl_bandit_events WHERE "
+            "experiment = ? AND position > ? AND kind <> 'decided' AND kind = 'forgotten')"
         )
 
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
             return [
                 (older, [(experiment, experiment)]),
-                (_NEW_CHECKPOINT, [(experiment, recorded[0].position, contents)]),
+                (unless_erased, [(experiment, recorded[0].position, contents, experiment, event.body["position"])]),
             ]
 
-        self.append(experiment, [event], beside=beside)
+        return self.append(experiment, [event], beside=beside)[0].position
 
-    def newest_snapshot(self, experiment: str) -> tuple[int, float]:
-        """Return the position of the event that announces the newest checkpoint, 0 if there is none, and its age.
+    def newest_snapshot(self, experiment: str) -> tuple[int, float | None, float]:
+        """Return the position of the event that announces the newest checkpoint, 0 if there is none, and two times.
 
-        The age is the seconds since a sealer said that it is the newest, by the server's clock; infinite if none ever did.
+        They are, by the server's clock, when a sealer last said that it is the newest, None if none ever did, and now.
         """
         statement = (
-            "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), (SELECT extract(epoch FROM "
-            "clock_timestamp())::float8 - time FROM ppl_bandit_sealers WHERE experiment = ?)"
+            "SELECT (SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?), "
+            "(SELECT time FROM ppl_bandit_sealers WHERE experiment = ?), extract(epoch FROM clock_timestamp())::float8"
         )
-        ((position, age),) = self._query(statement, (experiment, experiment))
-        return position or 0, math.inf if age is None else max(float(age), 0.0)
+        ((position, said, now),) = self._query(statement, (experiment, experiment))
+        return position or 0, said, now
 
     def say_newest(self, experiment: str, channel: str) -> None:
         """Record that the newest checkpoint is the newest posterior now, and tell the deciders that listen to a channel."""
@@ -393,17 +417,27 @@ class SqlStore:
         num = self._run(work, [experiment])
         return "" if num == 1 else str(num - 1)
 
-    def seal(self, experiment: str) -> int:
-        """Append the decisions that deciders have staged to the stream, and return the number of their calls."""
+    def seal(self, experiment: str, seconds: float = math.inf) -> int:
+        """Append the decisions that deciders have staged to the stream, and return the number of their calls.
+
+        Args:
+            seconds: after which no further transaction is begun.
+        """
         if self._backend.read_only or not self.num_staged(experiment):
             return 0
-        num_sealed = 0
-        with call_within(self.timeout), self._writing:
-            while num := self._run(lambda execute: seal_staged(execute, experiment), [experiment]):
-                num_sealed += num
-                if num < MAX_PARAMETERS:
-                    break
+        num_sealed, has_more, until = 0, True, time.monotonic() + seconds
+        with call_within(self.timeout):
+            while has_more:
+                with self._writing:
+                    num, has_more = self._run(lambda execute: seal_staged(execute, experiment), [experiment])
+                num_sealed, has_more = num_sealed + num, has_more and time.monotonic() < until
         return num_sealed
+
+    def _staged(self, experiment: str) -> Iterator[Event]:
+        calls, number = [list[Event]()], 0
+        while calls and self.stages():
+            calls, number = self._run(lambda execute: read_staged(execute, experiment, number))  # noqa: B023
+            yield from (event for call in calls for event in call)
 
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""
@@ -518,9 +552,8 @@ class SqlStore:
                 joined(event, parts.get(event.position))
             except ValueError as error:
                 return Damage(event.position, str(error))
-        staged = self._run(lambda execute: read_staged(execute, experiment)) if self.num_staged(experiment) else []
-        for event in (event for call in staged for event in call):
-            versions.setdefault((event.body["absorbed"], event.body.get("snapshot", "")), position + 1)
+        for event in self._staged(experiment):
+            versions.setdefault((event.body["absorbed"], event.body["snapshot"]), position + 1)
         digests = self._digests(experiment, list({at for at, _ in versions}))
         for (at, claimed), made in versions.items():
             if claimed != digests.get(at):

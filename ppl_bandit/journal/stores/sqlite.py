@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ppl_bandit.journal.stores.appending import TABLES, VERSION, Execute, Result, upgrades_from
-from ppl_bandit.journal.stores.store import CALL, JournalError, JournalTimeout, seconds_left, timed_lock
+from ppl_bandit.journal.stores.store import CALL, JournalError, JournalTimeout, call_within, seconds_left, timed_lock
 
 _APPLICATION = 0x50504C42  # "PPLB", in the file's header
 _MAX_CHECKED_BYTES = 1 << 22  # a file up to this size is checked completely when it is opened, which takes 5 ms
@@ -123,15 +123,15 @@ class SqliteBackend:
 
     # Contents of the same length are overwritten in place: pages that shrink would be copied.
     blank_statement = (
-        "UPDATE ppl_bandit_personal SET salt = hex(zeroblob(length(salt) / 2)), "
-        "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND owner = ?"
+        "UPDATE ppl_bandit_personal SET salt = hex(zeroblob(length(salt) / 2)), owner = printf('%0*d', length(owner), 0), "
+        "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND position = ?"
     )
 
     can_stage = False
 
     def scrub(self) -> None:
         """Move the write-ahead log into the file, and empty it: it holds the pages as they were before."""
-        with self._writing:
+        with call_within(self.timeout), self._writing:
             while True:
                 is_busy = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
                 if not is_busy:

@@ -94,7 +94,7 @@ def test_regret_is_measured_against_the_best_arm_of_each_step():
     played = path[np.arange(12), found.arm.values]
     np.testing.assert_allclose(found.regret.values, path.max(axis=1) - played, atol=1e-9)
     assert found.attrs["worlds"] == "path" and found.is_trusted.all()
-    with pytest.raises(ValueError, match="num_steps is 13, but the environment's path has 12 steps"):
+    with pytest.raises(ValueError, match="13 steps were asked for, but the path of environment has 12"):
         simulate(0, model(), engine(), selectors.thompson(), world, num_steps=13, num_realizations=4)
 
 

@@ -4,15 +4,15 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.deciders.sealer import Sealer
+from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.live.bandit import Bandit
 
@@ -75,6 +75,27 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 def _loaded(model: str) -> ModelFile:
     """Load a model file once: experiments of one program share its proof and its compiled functions."""
     return load_model(model)
+
+
+def open_experiments(
+    configured: Mapping[str, Mapping[str, Any]], role: str = "all", progress: Callable[[str], None] = lambda line: None
+) -> tuple[dict[str, Bandit | Decider], dict[str, dict[Any, Any]]]:
+    """Open experiments; return {name in the address: bandit, or decider}, and {name: {arm: value of its flag}}.
+
+    Args:
+        configured: {name: settings}, as `read_config` returns them.
+        role: of the process; that of "decider" opens deciders.
+    """
+    journals: dict[str, Journal] = {}
+    found: dict[str, Bandit | Decider] = {}
+    values = {}
+    for name, own in configured.items():
+        progress(f"{name}: reading the program and opening the journal")
+        found[name] = open_decider(name, own) if role == "decider" else open_bandit(name, own, journals)
+        if "values" in own:  # the keys of TOML are texts, also those of numbered arms
+            arms = {str(arm): arm for arm in found[name].arms}
+            values[name] = {arms.get(key, key): value for key, value in own["values"].items()}
+    return found, values
 
 
 def open_bandit(name: str, settings: Mapping[str, Any], journals: dict[str, Journal]) -> Bandit:
