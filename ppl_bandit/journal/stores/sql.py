@@ -30,6 +30,7 @@ from ppl_bandit.journal.events import (
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
     IS_SETTING,
+    MAX_PARAMETERS,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
     AppendRequest,
