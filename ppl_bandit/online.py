@@ -8,6 +8,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import numpyro
 from numpyro.primitives import Messenger
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_rewards
 from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.posterior.fallback import learn
@@ -80,7 +82,7 @@ class Online:
         """Number of rows that were learnt."""
         return len(self._history)
 
-    def update(self, outcomes: Mapping[str, Any], **data: Any) -> Any:
+    def update(self, outcomes: Mapping[str, Any], /, **data: Any) -> Any:
         """Learn rows; an error changes nothing.
 
         Latents that move take a step for each row, in the order of the calls; with a clock, in the order of `time`: rows that
@@ -125,6 +127,38 @@ class Online:
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return info
+
+    def save(self, path: str | PathLike) -> None:
+        """Write the rows that were learnt to a file, which `load` reads in another process."""
+        _, outcomes, contexts = self._history.rows()
+        rows = {f"outcome {name}": values for name, values in outcomes.items()}
+        rows |= {f"data {name}": values for name, values in (contexts or {}).items()} if self.num_rows else {}
+        with open(path, "wb") as file:
+            np.savez(file, outcomes=np.array(self._outcomes), **rows)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike,
+        program: Callable,
+        *,
+        engine: Callable[[RewardModel], Engine] | None = None,
+        seed: int = 0,
+    ) -> "Online":
+        """Learn the rows of a file of `save`, in one update; the posterior is the same where it is exact.
+
+        Args:
+            program: as at the beginning; another program learns the same rows.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            own = cls(program, file["outcomes"].tolist(), engine=engine, seed=seed)
+            parts: dict[str, dict[str, np.ndarray]] = {"outcome": {}, "data": {}}
+            for key in file.files[1:]:
+                kind, _, name = key.partition(" ")
+                parts[kind][name] = file[key]
+        if len(next(iter(parts["outcome"].values()))):
+            own.update(parts["outcome"], **parts["data"])
+        return own
 
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return posterior draws, {site: (M, ...)}; of latents that move, the draws of the next step."""
@@ -179,10 +213,15 @@ class Online:
         """The standard error of `log_evidence`; 0 where it is exact."""
         return self._evidence()[1]
 
-    def explain(self) -> str:
-        """Return which engine is used and why, as text."""
+    def explain(self, *, details: bool = False) -> str:
+        """Return which engine is used and why, as text.
+
+        Args:
+            details: whether to add measures and what was tried.
+        """
         task, prior = self._start(None)
-        return str((self._learner or prior).engine.explanation)
+        explanation = (self._learner or prior).engine.explanation
+        return str(explanation) if check_flag(details, "details") else explanation.summary
 
     def _evidence(self) -> tuple[float, float]:
         task, prior = self._start(None)

@@ -160,6 +160,18 @@ class Selector:
 
 
 DETAILS = "  details: "  # begins a line of a report with measures and with what was tried
+_IN_SENTENCE = " (details: "  # begins the measures at the end of a sentence
+
+
+def with_remedy(sentence: str, remedy: str) -> str:
+    """Return a sentence with a remedy before its details."""
+    text, mark, details = sentence.partition(_IN_SENTENCE)
+    return f"{text}; {remedy}{mark}{details}"
+
+
+def without_details(sentence: str) -> str:
+    """Return a sentence without the measures at its end."""
+    return sentence.partition(_IN_SENTENCE)[0]
 
 
 class Explanation(NamedTuple):
@@ -170,7 +182,7 @@ class Explanation(NamedTuple):
         is_exact: whether draws come from the exact posterior.
         reason: one sentence: why this engine was chosen, or why the program was refused.
         sites: latent site -> name of its posterior family.
-        report: the full text for the user; lines that begin with `DETAILS` are shown on request.
+        report: the full text for the user; lines that begin with `DETAILS`, and deeper ones after them, are shown on request.
     """
 
     engine: str
@@ -181,6 +193,18 @@ class Explanation(NamedTuple):
 
     def __str__(self) -> str:
         return self.report or self.reason
+
+    @property
+    def summary(self) -> str:
+        """The report without its details."""
+        kept, is_detail = list[str](), False
+        for line in str(self).splitlines():
+            is_detail = line.startswith(DETAILS) or (is_detail and line.startswith("    "))
+            if not is_detail:
+                kept.append(line)
+        if len(kept) < len(str(self).splitlines()):
+            kept.append("  `explain(details=True)` adds the measures, and what was tried")
+        return "\n".join(kept)
 
 
 class Capabilities(NamedTuple):

@@ -58,6 +58,36 @@ def test_counts_have_the_posterior_and_the_evidence_of_a_gamma():
 
 
 @pytest.mark.slow
+def test_a_saved_posterior_goes_on_in_another_process(tmp_path):
+    online = Online(counts)
+    online.save(tmp_path / "empty.npz")
+    online.update({"y": [3.0, 1.0, 4.0]})
+    online.save(tmp_path / "rows.npz")
+    again = Online.load(tmp_path / "rows.npz", counts)
+    assert again.num_rows == 3 and again.log_evidence == pytest.approx(online.log_evidence)
+    again.update({"y": 5.0})
+    online.update({"y": 5.0})
+    assert again.log_evidence == pytest.approx(online.log_evidence)
+    assert Online.load(tmp_path / "empty.npz", counts).num_rows == 0
+
+
+def test_data_may_have_any_name(tmp_path):
+    def doubled(outcomes):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5))
+        numpyro.sample("y", dist.Poisson(rate * outcomes))
+
+    online = Online(doubled, engine=prior_engine)
+    online.update({"y": [3.0, 1.0]}, outcomes=[1.0, 2.0])
+    online.save(tmp_path / "rows.npz")
+    again = Online.load(tmp_path / "rows.npz", doubled, engine=prior_engine)
+    assert again.num_rows == 2 and repr(again) == repr(online)
+    again.update({"y": [1.0]}, outcomes=[2.0])
+    assert again.num_rows == 3
+    Online(doubled).save(tmp_path / "empty.npz")
+    assert Online.load(tmp_path / "empty.npz", doubled).num_rows == 0
+
+
+@pytest.mark.slow
 def test_a_line_of_unknown_noise_has_the_evidence_of_a_t_distribution(line_data):
     x, y = line_data
     online = Online(line)

@@ -1,17 +1,28 @@
 """What the library prints is understood at first reading: the conclusion first, then the remedy, and measures on request."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model
 
 from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate, selectors
+from ppl_bandit.engines.checks import checks_text
+from ppl_bandit.engines.explanation import explain_approximate
+from ppl_bandit.live.looks import LookVerdict, _words as verdict_words
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.rendering import explanation_text
+from ppl_bandit.live.show.report import evidence_text
+from ppl_bandit.posterior.fallback import _doubts
 from ppl_bandit.program.outcomes import uninformative_arms_note
-from ppl_bandit.types import DETAILS, Explanation
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.stopping import expected_loss, superiority
+from ppl_bandit.types import DETAILS, Explanation, with_remedy, without_details
 
+OVERVIEW = Overview(["a"], np.zeros(1, int), *np.zeros((6, 1)), draws=np.zeros((1, 1)), num_contexts=0)
 PRIVATE_WORDS = ("silent arm", "ladder", "rival", "log can carry", " moves ")
 
 
@@ -52,14 +63,62 @@ def test_no_private_word_is_printed(explained):
 
 
 def test_details_are_shown_on_request():
-    report = f"f: NOT EXACT.\n  reason: it is approximate\n{DETAILS}residual 2 nats\n  more: no"
-    found = Overview(["a"], np.zeros(1, int), *np.zeros((6, 1)), draws=np.zeros((1, 1)), num_contexts=0)
+    report = f"f: NOT EXACT.\n  reason: it is approximate\n{DETAILS}residual 2\n    nats\n  more: no"
     shown = [
-        explanation_text(Explanation("reweight", False, "", {}, report), found, selectors.thompson(), details=details)
+        explanation_text(
+            Explanation("reweight", False, "", {}, report), OVERVIEW, selectors.thompson(), details=details
+        )
         for details in (False, True)
     ]
     assert "nats" not in shown[0] and shown[0].endswith("`explain(details=True)` adds the measures, and what was tried")
-    assert "  details: residual 2 nats\n  more: no" in shown[1] and "details=True" not in shown[1]
+    assert "  details: residual 2\n    nats\n  more: no" in shown[1] and "details=True" not in shown[1]
+
+
+MEASURES = (" nats", "k-hat", "real-analytic", "residual", "affine", "sufficient statistics", "autocorrelation")
+
+
+def test_measures_are_left_to_the_details():
+    exact = bernoulli_engine(2).explanation
+    facts = {
+        "approximated": "the posterior",
+        "checks": checks_text(("k_hat", "path_autocorrelation")),
+        "not seen": "far modes",
+    }
+    drawn = explain_approximate(bernoulli_model(2), "reweight", "draws are weighted", "1000 draws", 1.0, facts)
+    for explanation in (exact, drawn):
+        assert not [word for word in MEASURES if word in explanation.summary]
+        assert explanation.summary.endswith("`explain(details=True)` adds the measures, and what was tried")
+        assert "  checked: " in explanation.summary
+    assert all(word in str(exact) for word in MEASURES[:1] + MEASURES[2:6])
+    assert "Pareto k-hat of the weights, at most 0.7" in str(drawn)
+
+
+def test_draws_that_are_not_trusted_are_told_with_the_consequence_and_the_remedy():
+    class Info(NamedTuple):
+        def failed_checks(self):
+            return ["Pareto k-hat of the weights is 0.83 and must be at most 0.7"]
+
+    text = _doubts("nuts", Info())
+    assert text.startswith(
+        "the draws of the nuts engine are not trusted: intervals and P(best) may be wrong (details: Pareto"
+    )
+    doubts = with_remedy(text, "try another prior")
+    assert doubts.index("may be wrong") < doubts.index("; try another prior") < doubts.index("(details: ")
+    shown = evidence_text("f", Explanation("nuts", False, "", {}), OVERVIEW, doubts)
+    assert shown.endswith("NOT TRUSTED: " + without_details(doubts)) and "k-hat" not in shown
+
+
+def test_a_verdict_of_a_look_says_what_each_rule_compares():
+    design = Design((100, 200), stopping=(superiority(0.99), expected_loss(0.01)))
+    arms = {"dropped": [], "active": ["a", "b"], "control": None, "best_arm_probs": {"a": 0.973, "b": 0.027}}
+    evidence = {"superiority": 0.973, "expected_loss": 0.02}
+    counts = {"num_decisions": 100, "num_rewards": 100, "num_pending": 0, "next_look": 200}
+    rest = {"arm": None, "evidence": evidence, "allocation": None, "verdict": ""}
+    looked = LookVerdict(look=1, is_due=True, ending="continue", **arms, **counts, **rest)
+    lines = verdict_words(looked, design, 0).splitlines()
+    assert lines[0] == "Continue after look 1 of 2 (100 decisions, 100 rewards); the next look is at 200 decisions."
+    assert lines[2] == "The largest probability that an arm is best is 0.973, and 0.99 or more stops."
+    assert lines[3] == "The expected loss of the best choice is 0.02, and 0.01 or less stops."
 
 
 def test_a_refusal_ends_with_its_details():

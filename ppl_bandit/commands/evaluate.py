@@ -7,11 +7,20 @@ from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import find_experiment, make_selectors
+from ppl_bandit.display.figure_style import (
+    escaped,
+    figure_tools,
+    html_figure,
+    html_page,
+    html_paragraphs,
+    html_rows,
+    preformatted,
+)
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.rejection import ProgramComparison, compare_programs
-from ppl_bandit.files.model_files import ModelFile, load_model
+from ppl_bandit.files.model_files import ModelFile, find_program, load_model
 from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.inputs.tables import read_plays
 from ppl_bandit.journal.journal import Journal
@@ -19,14 +28,19 @@ from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 
 _MOST_NAMED = 6  # arms in a sentence
+_MOST_DRAWN = 40  # arms in a figure
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Evaluate a target, and write `table.csv`, `sequence.csv` and `evaluation.png`; or compare two programs."""
-    if arguments.model is None and (arguments.selector or arguments.against):
+    is_table, needs_program = (
+        Path(arguments.log).suffix.lower() in (".csv", ".tsv"),
+        arguments.selector or arguments.against,
+    )
+    if is_table and arguments.model is None and needs_program:
         option = "--selector" if arguments.selector else "--against"
         raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
-    if Path(arguments.log).suffix.lower() in (".csv", ".tsv"):
+    if is_table:
         return _evaluate_table(arguments, show)
     for option in ("arm_column", "arms", "reward", "value", "propensity"):
         if getattr(arguments, option) is not None:
@@ -35,7 +49,11 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             )
     with Journal(arguments.log, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
-        names = read_header(journal.store, name).names
+        header = read_header(journal.store, name)
+        names = header.names
+        if arguments.model is None and needs_program:
+            arguments.model = find_program(header, arguments.log, "evaluate")
+            progress(f"program: {arguments.model}, as the journal says; --model names another")
         settings = {"level": arguments.level, "name": name, "outcome": arguments.outcome}
         return _evaluate(arguments, journal, names, journal.store.last_position(name), settings, show)
 
@@ -72,17 +90,21 @@ def _evaluate(
     models = [_with_arms(file, len(names)) for file in files]
     if arguments.against is not None:
         first, second = (str(file.path) if files[0].name == files[1].name else file.name for file in files)
+        if arguments.html is not None:
+            raise ValueError("--html writes the page of one evaluation: leave out --against")
         compared = compare_programs(log, {first: models[0], second: models[1]}, **settings)
         return _show_comparison(compared, arguments.out, show), 0
     settings["model"] = models[0] if models else None
     settings["bounds"] = None if arguments.bounds is None else tuple(arguments.bounds)
     if not (arguments.arm or arguments.contrast or arguments.selector):
-        return _show_arms(log, names, settings, show), 0
+        return _show_arms(log, names, settings, arguments, show), 0
     found = evaluate(log, _target(arguments, names, horizon), **settings)
-    return _show_evaluation(found, arguments.out, show), 0
+    return _show_evaluation(found, arguments, show), 0
 
 
-def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: ShowLine) -> dict[str, Any]:
+def _show_arms(
+    log: Any, names: Sequence[Any], settings: dict[str, Any], arguments: argparse.Namespace, show: ShowLine
+) -> dict[str, Any]:
     """Show what every arm earns, with intervals that hold for all arms at once."""
     level, table = settings["level"], evaluate_arms(log, **settings)
     found = {str(name): row for name, row in zip(names, table.itertuples(), strict=True)}
@@ -98,16 +120,18 @@ def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: S
         verdict = f"{order[0]} has the largest estimate, but the data do not separate it from {others}."
     else:
         verdict = f"{order[0]} earns more than every other arm."
+    verdict = _as_options(verdict)
     show(f"{verdict}\n")
     width = max(map(len, order))
     for name in order:
         one = found[name]
         interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
-        show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
-    show(
-        f"\nThe {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively; "
-        "`--contrast ARM OTHER` says more about two of them."
-    )
+        show(f"  {name:<{width}}  {one.estimate:.4g}  {_as_options(interval)}")
+    together = f"The {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively"
+    show(f"\n{together}; `--contrast ARM OTHER` says more about two of them.")
+    rows = [(name, f"{found[name].estimate:.4g}", _interval((found[name].lower, found[name].upper))) for name in order]
+    parts = [html_rows(("arm", "mean reward", "interval"), rows), html_paragraphs([f"{together}."])]
+    _write(arguments, safe_frame(table), "arm", _plot_arms(found, order, level), verdict, parts, show)
     arms = {
         name: {"estimate": one.estimate, "interval": (one.lower, one.upper), "is_refused": one.is_refused}
         for name, one in found.items()
@@ -141,22 +165,77 @@ def _digits(frame: Any) -> str:
     return frame.to_string(float_format=lambda value: f"{value:.4g}")
 
 
-def _show_evaluation(found: Evaluation, out: Path, show: ShowLine) -> dict[str, Any]:
-    table = found.table()
-    show(f"{found.verdict}\n\n{_digits(table)}\n")
+def _as_options(text: str) -> str:
+    """Return a sentence of the library with options of this command in place of arguments of Python."""
+    return text.replace("bounds=", "--bounds LO HI")
+
+
+def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
+    """Return a figure: the mean reward of each arm with its interval, the largest at the top; of many arms, the first ones."""
+    shown = order[:_MOST_DRAWN]
+    figure, axis = figure_tools().subplots(figsize=(8, 1.2 + 0.3 * len(shown)), layout="constrained")
+    for place, name in enumerate(shown):
+        one = found[name]
+        colour = "0.6" if one.is_refused else "#0072B2"
+        if not one.is_refused:
+            axis.hlines(place, one.lower, one.upper, color=colour, linewidth=2.2)
+        axis.plot(one.estimate, place, "o", color=colour, markersize=5)
+    axis.set_yticks(range(len(shown)), [name if len(name) <= 28 else f"{name[:27]}..." for name in shown])
+    axis.set(ylim=(len(shown) - 0.5, -0.5), xlabel="mean reward")
+    axis.grid(axis="x", color="0.92")
+    axis.set_axisbelow(True)
+    left_out = (
+        f"; {len(order) - len(shown)} arms with smaller estimates are left out" if len(shown) < len(order) else ""
+    )
+    refused = "; grey: no interval" if any(found[name].is_refused for name in shown) else ""
+    figure.suptitle("What every arm earns", fontsize=11)
+    figure.supxlabel(
+        f"{level:.0%} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, color="0.35"
+    )
+    return figure
+
+
+def _write(
+    arguments: argparse.Namespace, table: Any, index: str, figure: Any, verdict: str, parts: list[str], show: ShowLine
+) -> None:
+    """Write `table.csv` and `evaluation.png`, and the page if one is wanted."""
+    out, (answer, *lines) = arguments.out, verdict.splitlines()
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "table.csv", index_label=index)
+    figure.savefig(out / "evaluation.png", dpi=150)
+    if arguments.html is not None:
+        first = [f'<p class="answer">{escaped(answer)}</p>', html_paragraphs(lines), html_figure(answer, figure)]
+        title = f"{Path(arguments.log).name}: what may be concluded"
+        arguments.html.write_text(html_page(title, "", [*first, *parts], None), encoding="utf-8")
+        show(f"Page: {arguments.html}.")
+    figure_tools().close(figure)
+
+
+def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: ShowLine) -> dict[str, Any]:
+    table, out = found.table(), arguments.out
+    verdict = _as_options(found.verdict)
+    show(f"{verdict}\n\n{_digits(table)}\n")
     for name, value in found.diagnostics.items():
         show(f"{name.replace('_', ' ')}: {value:.4g}")
     if found.posterior is not None:
         show(f"the model's own {found.level:.0%} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
     show(f"confidence sequence: {found.sequence_kind}")
-    out.mkdir(parents=True, exist_ok=True)
-    safe_frame(table).to_csv(out / "table.csv", index_label="estimator")
+    notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
+    cells = [
+        (str(name), *(f"{value:.4g}" for value in row)) for name, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    parts = [
+        html_rows(("estimator", *table.columns), cells),
+        html_paragraphs([f"Confidence sequence: {found.sequence_kind}."]),
+    ]
+    _write(
+        arguments, safe_frame(table), "estimator", found.plot(), verdict, [*parts, preformatted("\n".join(notes))], show
+    )
     found.sequence.to_csv(out / "sequence.csv")
-    found.plot().savefig(out / "evaluation.png", dpi=150)
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
     last = found.sequence.iloc[-1]
     return {
-        "verdict": found.verdict,
+        "verdict": verdict,
         "label": found.label,
         "estimate": found.estimate,
         "standard_error": found.standard_error,

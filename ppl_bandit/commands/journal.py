@@ -79,7 +79,8 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         shares = found["last_best_arm_probs"]
         if shares is not None:
             show(
-                f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model: current values"
+                f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; "
+                f"`ppl-bandit journal {arguments.url} report` computes the present ones"
             )
     else:
         bandit = _recorded_bandit(journal, name, arguments.model)

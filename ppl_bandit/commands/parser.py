@@ -52,7 +52,9 @@ def _run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--selectors",
         default="ds,ts",
-        help="comma-separated: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
+        help="comma-separated: ds (double sampling), ds-lowest and ds-exact (variants of it), ts (Thompson sampling), bucb "
+        "(Bayesian upper confidence bounds), greedy, top-two, ids (information-directed sampling), ogi or ogi:PATIENCE "
+        "(optimistic Gittins index) (%(default)s)",
     )
     _add_engine(run)
     run.add_argument("--steps", type=int, default=1000, help="decisions per realization (%(default)s)")
@@ -256,7 +258,8 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; --selector and --against need it)",
+        help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; "
+        "of a table --selector and --against need it)",
     )
     evaluate.add_argument(
         "--arm-column", metavar="COLUMN", help="of a table: which arm was played (found by usual names)"
@@ -271,6 +274,9 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
         type=float,
         metavar=("LO", "HI"),
         help="smallest and largest possible reward, for a finite-sample confidence sequence",
+    )
+    evaluate.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with the figure, to open in a browser"
     )
     _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
 

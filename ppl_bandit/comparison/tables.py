@@ -78,8 +78,8 @@ def verdict(result: Comparison) -> str:
             else "decides like the reference"
         )
         lines.append(
-            f"{label} {text}: another arm with probability {share.value:.3f}; sampling error alone gives "
-            f"{floor.value:.3f} ± {_sampling_sd(result, label):.3f}"
+            f"{label} {text}: it plays another arm than the reference with probability {share.value:.3f}; another sample of "
+            f"the reference would with {floor.value:.3f} ± {_sampling_sd(result, label):.3f}"
         )
     return "\n".join(lines)
 

@@ -104,16 +104,19 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def html_page(title: str, lead: str, parts: Sequence[str], seed: int) -> str:
-    """Return a page: title, lead, parts that are HTML already, then date, seed and versions."""
-    versions = [f"made on {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC", f"seed {seed}"]
+def html_page(title: str, lead: str, parts: Sequence[str], seed: int | None) -> str:
+    """Return a page: title, lead, parts that are HTML already, then date, seed (if random numbers were used) and versions."""
+    versions = [
+        f"made on {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        *([] if seed is None else [f"seed {seed}"]),
+    ]
     versions += [f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"]
     versions += [f"{package} {number}" for package, number in installed_versions(_PACKAGES).items()]
     body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escaped(title)}</title>\n'
         f'<link rel="icon" href="data:,">\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{escaped(title)}</h1>\n'
-        f'<p class="lead">{escaped(lead)}</p>\n{body}\n<h2>Versions and seed</h2>\n'
+        f'<p class="lead">{escaped(lead)}</p>\n{body}\n<h2>Versions{"" if seed is None else " and seed"}</h2>\n'
         f"{preformatted(chr(10).join(versions))}\n</body>\n</html>\n"
     )
 

@@ -36,12 +36,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "capacity": Check("capacity", failure="the rows did not fit into the buffer and were not learnt"),
         "certificate": Check("the residual of a row's certificate, relative to its tolerance,"),
-        "proof": Check(
-            "proof", failure="an outer site has left the region for which the likelihood is proved analytic"
-        ),
+        "proof": Check("proof", failure="a sampled site has left the region for which the closed form is proved"),
         "density": Check(
             "finite log densities",
-            failure="a log density is not finite: of a row at all particles, of a moved particle, or of all rows",
+            failure="a log density is not finite: of one row at all draws, of all rows, or of a draw after a Markov step",
         ),
         # 0.02 nats change a weight by 2%; the share is that of the effective sample size below.
         "precision": Check(

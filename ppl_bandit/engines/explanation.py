@@ -13,18 +13,21 @@ from ppl_bandit.engines.inner.layout import POSITIVE, REAL, Layout, SiteBlock
 from ppl_bandit.engines.inner.registry import FAMILIES
 from ppl_bandit.engines.proof.certificate import Evidence
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Explanation
+from ppl_bandit.types import DETAILS, Explanation
 
 _ORDER = (
     "expected reward",
     "time",
-    "proved",
-    "certified",
     "approximated",
-    "checks",
+    "checked",
     "not seen",
     "stored of the data",
     "discount",
+)
+_DETAILS = ("proved", "certified", "checks", "rounding")  # shown on request
+_PROVED = "the closed form is proved from the program, and every reward is tested before it is learnt"
+_TESTED = (
+    "the draws are tested after every update; if they fail, `explain()` and `report()` say NOT TRUSTED, and what to do"
 )
 
 
@@ -46,17 +49,19 @@ def explain(
         verdict: the conclusion, which follows the name of the program.
         reason: one sentence: why this engine.
         sites: the representation of the posterior of each site.
-        facts: what the conclusion rests on, by the names in `_ORDER`.
+        facts: what the conclusion rests on, by the names in `_ORDER` and `_DETAILS`.
         site_lines: lines about the sites in place of `sites`.
         discount: weight of a row's log likelihood relative to the next row's.
     """
-    known = {"expected reward": model.expected_reward_method, **facts}
+    checked = [text for name, text in {"certified": _PROVED, "checks": _TESTED}.items() if name in facts]
+    known = {"expected reward": model.expected_reward_method, "checked": "; ".join(checked), **facts}
     if discount < 1.0:
         exact = "; the posterior is exact for the likelihood so weighted" if is_exact else ""
         known["discount"] = f"the log likelihood of each row has {discount:g} times the weight of the next row's{exact}"
     lines = [f"{program_name(model)}: {verdict}", ""]
     lines += [f"  {site}: {text}" for site, text in sites.items()] if site_lines is None else site_lines
-    lines += ["", *(f"  {name}: {known[name]}" for name in _ORDER if name in known)]
+    lines += ["", *(f"  {name}: {known[name]}" for name in _ORDER if known.get(name))]
+    lines += [f"{DETAILS}{name}: {facts[name]}" for name in _DETAILS if name in facts]
     return Explanation(engine, is_exact, reason, sites, "\n".join(lines))
 
 
@@ -160,12 +165,10 @@ def explain_conjugate(
         f"sufficient statistics at {evidence.num_points} or more random points each;\n"
         f"    {summed}largest residual {residual_text(evidence)}; every new datum is certified likewise, before and after it "
         "is absorbed",
+        # See `numerics.sampling`.
+        "rounding": "it changes the distribution function of a draw by less than 1e-5",
     }
-    # See `numerics.sampling` for the rounding.
-    verdict = (
-        "EXACT. Every posterior is in closed form; draws are independent.\n"
-        "Rounding changes the distribution function of a draw by less than 1e-5."
-    )
+    verdict = "EXACT. Every posterior is in closed form; draws are independent."
     families = ", ".join(f"{name} {family}" for name, family in sites.items())
     reason = f"proved conjugate: {families}" + (f"; of its expected reward, {infinite}" if infinite else "")
     return explain(

@@ -32,7 +32,7 @@ from ppl_bandit.posterior.fallback import learn
 from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.posterior.task import Rows
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, without_details
 
 if TYPE_CHECKING:
     import pandas
@@ -50,11 +50,11 @@ _REMEDIES = {
     "missing_rewards": "rewards do not come back as often as tolerated: repair the report of rewards, and do not compare arms "
     "before you know whether they are missing for bad results more often",
     "drift": "the rewards of this arm changed: look for a change in the world or in the measurement; use a program whose "
-    "latents move, or start a new experiment",
-    "concentration": "arms that were almost surely the best lost their lead: the entropy of the allocation fell faster than "
-    "the evidence; look for rewards that are counted twice, and for a program that is too certain; selectors.with_floor keeps "
-    "all arms in play",
-    "untrusted_inference": "the posterior is not to be trusted: see explain(); try another engine or a simpler program",
+    "parameters change over time (`previous`), or start a new experiment",
+    "concentration": "arms that were almost surely the best lost their lead: decisions settled on an arm sooner than the "
+    "rewards justify; look for rewards that are counted twice, and for a program that is too certain; selectors.with_floor "
+    "keeps all arms in play",
+    "untrusted_inference": "use P(best) with caution until the alarm is silent; explain(details=True) has the measures",
 }
 
 
@@ -170,7 +170,7 @@ class AlarmWatch:
             rows.append((kind, whose, ring.since, figure, ring.threshold, level, note + _REMEDIES[kind]))
         checked = [kind for kind in _REMEDIES if self._is_checked(kind, learner)]
         if learner is not None and learner.doubts:
-            remedy = f"{learner.doubts}: {_REMEDIES['untrusted_inference']}"
+            remedy = f"{without_details(learner.doubts)}; {_REMEDIES['untrusted_inference']}"
             num = max(learner.num_doubted, 1)  # a check of the engine, not a test: it has no level
             rows.append(("untrusted_inference", None, self._doubtful_since, float(num), 1.0, math.nan, remedy))
         table = pandas.DataFrame(rows, columns=list(_COLUMNS))

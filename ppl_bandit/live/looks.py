@@ -115,7 +115,7 @@ def _distance(rule: StoppingRule, value: float, threshold: float, has_control: b
     what = what.format(compared=compared, **rule.settings)
     is_low = rule.name in ("inferiority", "expected_loss") or rule.settings.get("stops") == "at_most"
     is_met = value < threshold if rule.name == "inferiority" else value <= threshold if is_low else value >= threshold
-    limit = "" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
+    limit = "; it ends nothing at this look" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
     met = " (met)" if is_met else ""
     return RuleDistance(
         rule.name, value, None if math.isinf(threshold) else threshold, is_met, f"{what} is {value:.3g}{limit}{met}"
@@ -291,7 +291,7 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        other = found.ending.replace("_", " ") + " is as asked for; {arm} leads"
+        other = "the rule " + found.ending.replace("_", " ") + " is met; {arm} leads"
         reason = _REASONS.get(found.ending, other).format(arm=shown_name(found.arm))
         lines.append(f"Stop at {at}: {reason}.")
     else:
@@ -306,9 +306,9 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines.append(f"P(best): {probs}.")
     rules = {rule.name: rule for rule in design.rules}
     for name, value in found.evidence.items():
-        threshold = rules[name].thresholds(design.num_looks)[found.look - 1]
-        limit = "none" if math.isinf(threshold) else f"{threshold:.6g}"
-        lines.append(f"{name}: {value:.6g}, threshold {limit}.")
+        threshold = float(rules[name].thresholds(design.num_looks)[found.look - 1])
+        words = _distance(rules[name], value, threshold, design.control is not None).words
+        lines.append(f"{words[0].upper()}{words[1:]}.")
     if found.allocation is not None and not found.is_stop:
         shares = ", ".join(f"{shown_name(arm)} {prob:.3f}" for arm, prob in found.allocation.items() if prob)
         lines.append(f"Allocation until the next look: {shares}.")

@@ -16,7 +16,7 @@ from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, ro
 from ppl_bandit.posterior.task import History, Rows, Task, counted_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import unpack, with_changes
-from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate
+from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate, with_remedy
 
 # The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`). `laplace`
 # and `svi` have none: a bandit uses them only if the user chose them, for their speed.
@@ -31,6 +31,17 @@ _RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew t
 _MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
+
+_FITTED = "leave engine out, and the bandit chooses one that draws from the posterior itself"
+_MORE = "give it more particles, as in engine=functools.partial(engines.particle_filter, num_particles=20_000)"
+_REMEDIES = {  # of draws that are used although their checks failed
+    "laplace": _FITTED,
+    "svi": _FITTED,
+    "reweight": "engine=engines.nuts draws anew from all rewards, in more time",
+    "collapsed": "engine=engines.nuts draws anew from all rewards, in more time",
+    "particle_filter": _MORE,
+}
+_OTHER_REMEDY = "a prior whose middle and width fit the rewards helps most, and ppl_bandit.compare measures the error"
 
 
 class NotCertified(BanditError):
@@ -62,7 +73,8 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         return after, info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
-        raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
+        remedy = "nothing was learnt from it: leave engine out, or choose an approximate one"
+        raise NotCertified(with_remedy(why, remedy))
     fallback, refused = LADDER.get(explanation.engine), None
     factory = None if fallback is None else getattr(engines, fallback)
     if explanation.engine == "conjugate":
@@ -74,10 +86,15 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     is_kept = _is_unfinished(info) or (num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info))
     if factory is None or is_kept:
         rest = "they are renewed as rewards come" if is_kept else "no other engine is left"
+        doubts = with_remedy(why, _REMEDIES.get(explanation.engine, _OTHER_REMEDY)) if not _is_unfinished(info) else why
         after = learner._replace(
-            stored=stored, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
+            stored=stored, has_warned=True, doubts=doubts, num_doubted=num_doubted, num_refreshes=num_refreshes
         )
-        return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
+        return (
+            after,
+            info,
+            [] if learner.has_warned else [with_remedy(doubts, f"{rest}, so these draws are used with caution")],
+        )
     above = start(task, factory)._replace(has_warned=learner.has_warned)
     if above.engine.explanation.engine == "collapsed":
         above = above._replace(examples=refused)
@@ -215,30 +232,29 @@ def _uncertified(task: Task, rows: Rows, info: Any) -> str:
     what = f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r}"
     if nats <= tolerance:
         return f"{what} cannot be certified: {_rounded(rounding)}"
-    return (
-        f"{what} is not conjugate (residual {nats:.1e} nats), although every reward tried when the bandit was built was"
-    )
+    bent = "is not conjugate, although every reward tried when the bandit was built was"
+    return f"{what} {bent} (details: residual {nats:.1e} nats)"
 
 
 def _rounded(nats: Any) -> str:
     """Describe the rounding that hides a deviation, and how to reduce it."""
     return (
-        f"the rewards are so far from what the program expects, in units of its noise, that rounding could hide "
-        f"{float(nats):.1e} nats of a deviation; a prior whose middle and width fit the rewards, or rewards less a constant, "
-        "leave less to round"
+        "the rewards are so far from what the program expects, in units of its noise, that rounding could hide a deviation; a "
+        "prior whose middle and width fit the rewards, or rewards less a constant, leave less to round (details: up to "
+        f"{float(nats):.1e} nats)"
     )
 
 
 def _doubts(engine: str, info: Any) -> str:
-    """Name the checks that an approximate update failed, with their values and bounds."""
+    """Say what failed checks of an approximate update mean; the details are their values and bounds."""
     failed = info.failed_checks() if hasattr(info, "failed_checks") else []
-    text = ": ".join([f"the draws of the {engine} engine are not trusted", *filter(None, ["; ".join(failed)])])
-    if not _is_unfinished(info):
-        return text
-    return (
-        f"{text}; engine=engines.laplace fits a Gaussian at the mode in less time, and ppl_bandit.compare measures what that "
-        "loses on this program"
-    )
+    text = f"the draws of the {engine} engine are not trusted: intervals and P(best) may be wrong"
+    if _is_unfinished(info):
+        text += (
+            "; they improve with later rewards, and engine=engines.laplace fits a Gaussian at the mode in less time "
+            "(ppl_bandit.compare measures what that loses on this program)"
+        )
+    return f"{text} (details: {'; '.join(failed)})" if failed else text
 
 
 def _is_unfinished(info: Any) -> bool:

@@ -51,7 +51,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
     for column, name in enumerate(names):
         run = found.sel(selector=name)
-        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best)")
         axes[0, column].set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
         axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
@@ -59,10 +59,12 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         scale: dict[str, Any] = (
             {"yscale": "log"} if is_wide else {"ylim": (0, 1.08 * max(2, candidates.max(initial=0)))}
         )
-        axes[1, column].set(xlabel="step", ylabel="candidates, N", **scale)
+        axes[1, column].set(xlabel="step", ylabel="candidates drawn", **scale)
         axes[1, column].set_visible(bool(candidates.any()))  # most selectors draw none
     axes[0, 0].legend(fontsize=8)
-    save_figure(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+    save_figure(
+        figure, "One realization: probability of being best, and draws a decision took", caption, out / "one_run.png"
+    )
 
 
 def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
@@ -76,7 +78,13 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [s.name for s in standings])
-    axis.set(xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile")
+    smallest, largest = min(s.mean - 1.96 * s.error for s in standings), max(s.highest for s in standings)
+    scale: dict[str, Any] = (
+        {"xscale": "log"} if 0 < 30 * smallest < largest else {"xlim": (min(0, 1.05 * smallest), None)}
+    )
+    axis.set(xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile", **scale)
+    axis.grid(axis="x", color="0.92")
+    axis.set_axisbelow(True)
     title = f"Regret of {tuned.horizon} decisions in {tuned.num_worlds} worlds from the prior"
     save_figure(figure, title, caption, out / "tune.png")
 

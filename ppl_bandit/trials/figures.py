@@ -18,6 +18,7 @@ _COLOURS = {
     "expected_loss": "#0072B2",
     "undecided": "#BBBBBB",
 }
+_MOST_CURVES = 7  # arms that can be told apart: of more, those that were played most
 _OWN_COLOURS = ("#CC79A7", "#E69F00", "#F0E442")  # of rules that a user writes, in turn
 
 
@@ -73,9 +74,11 @@ def _draw_sizes(axis: Any, design: Design, found: TrialRecord) -> None:
 
 def _draw_allocation(axis: Any, design: Design, found: TrialRecord, arms: Sequence[Any]) -> None:
     rows = np.asarray(design.look_rows)
-    for (index, arm), (colour, dash) in zip(enumerate(arms), styles(), strict=False):
-        shares = found.counts_by_look[:, :, index] / np.maximum(found.counts_by_look.sum(axis=2), 1.0)
-        low, middle, high = np.quantile(shares, [0.1, 0.5, 0.9], axis=0)
+    every = found.counts_by_look / np.maximum(found.counts_by_look.sum(axis=2, keepdims=True), 1.0)
+    shown = np.sort(np.argsort(-every[:, -1].mean(axis=0), kind="stable")[:_MOST_CURVES])
+    for index, (colour, dash) in zip(shown, styles(), strict=False):
+        arm = arms[index]
+        low, middle, high = np.quantile(every[:, :, index], [0.1, 0.5, 0.9], axis=0)
         axis.plot(
             rows,
             middle,
@@ -86,8 +89,10 @@ def _draw_allocation(axis: Any, design: Design, found: TrialRecord, arms: Sequen
             label=arm if isinstance(arm, str) else f"arm {arm}",
         )
         axis.fill_between(rows, low, high, color=colour, alpha=0.12, linewidth=0)
-    axis.set(xlabel="decisions", ylabel="share of decisions (median, 80%)", ylim=(0.0, 1.0))
-    axis.legend(fontsize=8)
+    top = 1.0 if shown.size == len(arms) else min(1.0, 1.5 * float(every[:, :, shown].max()))  # room for the legend
+    axis.set(xlabel="decisions", ylabel="share of decisions (median, 80%)", ylim=(0.0, top))
+    title = None if shown.size == len(arms) else f"{shown.size} of {len(arms)} arms"
+    axis.legend(fontsize=8, title=title, title_fontsize=8)
 
 
 def _draw_errors(axis: Any, found: TrialRecord) -> None:

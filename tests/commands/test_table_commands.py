@@ -75,7 +75,9 @@ def test_an_imported_table_continues_as_an_experiment(folder, capsys, warm_start
 def test_evaluate_reads_a_table_and_reports_all_arms_at_once(folder, capsys):
     status, _, err = run(capsys, "evaluate", folder / "log.csv")
     assert status == 2 and "--propensity equal" in err and "report" in err
-    status, out, _ = run(capsys, "evaluate", folder / "log.csv", "--propensity", "equal", "--json")
+    status, out, _ = run(
+        capsys, "evaluate", folder / "log.csv", "--propensity", "equal", "--json", "--out", folder / "evaluated"
+    )
     found = json.loads(out)
     assert status == 0 and found["verdict"] == "b earns more than every other arm."
     low, high = found["arms"]["b"]["interval"]
@@ -84,6 +86,16 @@ def test_evaluate_reads_a_table_and_reports_all_arms_at_once(folder, capsys):
     words = ("--contrast", "b", "a", "--propensity", "equal", "--out", folder / "evaluated")
     status, out, _ = run(capsys, "evaluate", folder / "log.csv", *words)
     assert status == 0 and out.startswith("b beats a by")
+
+
+@pytest.mark.parametrize("target", [(), ("--contrast", "b", "a")])
+def test_an_evaluation_is_a_page_with_its_figure(folder, capsys, target):
+    words = ("--propensity", "equal", "--out", folder / "paged", "--html", folder / "evaluated.html")
+    status, out, _ = run(capsys, "evaluate", folder / "log.csv", *target, *words)
+    page = (folder / "evaluated.html").read_text()
+    assert status == 0 and "Page: " in out and "data:image/png" in page and "<script" not in page
+    assert out.splitlines()[0] in page and "Versions</h2>" in page
+    assert (folder / "paged" / "evaluation.png").exists() and (folder / "paged" / "table.csv").exists()
 
 
 def table(rewards, entries=None):

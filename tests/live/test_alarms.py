@@ -352,6 +352,6 @@ def test_a_posterior_that_is_not_trusted_is_an_alarm_with_a_time_and_a_figure():
         3,
         1,
     )
-    assert row["what_to_do"].startswith("too few draws: ") and math.isnan(row["level"])
+    assert row["what_to_do"].startswith("too few draws; ") and math.isnan(row["level"])
     watch.read(store, "default", 10.0, SimpleNamespace(learner=SimpleNamespace(doubts="")))
     assert watch.table(["a"], SimpleNamespace(doubts="")).empty

@@ -62,7 +62,7 @@ def test_the_report_has_the_figure_and_the_entry_that_matters_comes_first(tmp_pa
     figure = report.plot_contexts("euro")
     assert [axis.get_xlabel() for axis in figure.axes if axis.axison] == ["age", "member"]
     assert figure.axes[0].get_ylabel() == "expected reward (euro)"
-    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == sorted(["0", "1"], key=lambda name: -report.lead_shares[int(name)])
     figure_tools().close(figure)
     assert report.to_html(tmp_path / "page.html").count("<figure>") == 2

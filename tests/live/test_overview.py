@@ -20,7 +20,10 @@ from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note
 from ppl_bandit.live.show.rendering import arms_text, plot_bandit, posterior_kind
 from ppl_bandit.live.show.report import make_report
 from ppl_bandit.numerics.tail_excess import losses_from_table
-from ppl_bandit.simulation.figures import draw_by_arm
+from ppl_bandit.simulation.figures import draw_by_arm, draw_tuned
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.figures import draw_characteristics
+from ppl_bandit.trials.stopping import superiority
 from ppl_bandit.types import Explanation
 
 M = 4000
@@ -219,7 +222,8 @@ def test_an_explanation_starts_with_the_verdict_and_the_arms_and_ends_with_the_c
     lines = plain.explain().splitlines()
     assert lines[0].startswith("conversion: EXACT") and "learnt from 20 rewards" in lines[2]
     assert lines[4].split()[:2] == ["<old>", "10"]
-    assert "certified" in "\n".join(lines[-3:])
+    assert lines[-2].startswith("  checked: the closed form is proved") and "nats" not in plain.explain()
+    assert "nats" in plain.explain(details=True) and "real-analytic" in plain.explain(details=True)
 
 
 def test_a_bandit_prints_what_it_is(plain):
@@ -252,6 +256,31 @@ def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
     labels = [line.get_label() for line in axis.lines]
     assert len(labels) == 7 and "28 others" in labels and "arm 9" in labels
     np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
+
+
+def test_the_figure_of_a_design_with_many_arms_draws_those_that_are_played_most():
+    design, num, rng = Design((100, 200), stopping=superiority(0.99)), 30, np.random.default_rng(0)
+    counts = np.cumsum(rng.multinomial(100, np.arange(1, 41) / 820, (num, 2)), axis=1)
+    codes = {"ending": np.full(num, 1), "look": np.ones(num, int), "arm": np.zeros(num, int)}
+    record = SimpleNamespace(counts_by_look=counts, mean=rng.normal(size=(num, 40)), truth=np.zeros((num, 40)), **codes)
+    figure = draw_characteristics(design, {"null": record}, list(range(40)))
+    legend = figure.axes[2].get_legend()
+    assert legend.get_title().get_text() == "7 of 40 arms" and "arm 39" in [
+        text.get_text() for text in legend.get_texts()
+    ]
+    figure_tools().close(figure)
+
+
+def test_the_regret_of_candidates_is_on_a_linear_axis_unless_it_differs_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_tools(), "close", lambda figure: None)
+    for ratio, scale in ((2.0, "linear"), (100.0, "log")):
+        made = [
+            SimpleNamespace(name=f"{m}", mean=m, error=0.1, high=2 * m, highest=3 * m) for m in (10.0, 10.0 * ratio)
+        ]
+        draw_tuned(SimpleNamespace(standings=made, name="10.0", horizon=10, num_worlds=5), tmp_path, "")
+        assert figure_tools().gca().get_xscale() == scale
+    monkeypatch.undo()
+    figure_tools().close("all")
 
 
 def test_a_summary_marks_retired_arms():

@@ -22,7 +22,7 @@ from ppl_bandit.engines.proof.assignment import kind_of_support, supports_of
 from ppl_bandit.engines.proof.examination import examine, prove
 from ppl_bandit.engines.proof.inspection import Split, inspect, masked_trial_rows
 from ppl_bandit.engines.proof.outer import dependence
-from ppl_bandit.engines.refusals import refusal
+from ppl_bandit.engines.refusals import KEEP, refusal
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
@@ -150,7 +150,7 @@ def _split_refusal(
         parts.append("no set of sites that size leaves the rest without such couplings")
     reason = f"is approximate: no closed form was found, even with up to {MAX_OUTER_SITES} sites sampled"
     details = f"sets of at most {MAX_OUTER_DIMS} dimensions were tried: " + "; ".join(parts)
-    refused = refusal(model, reason, "engines.reweight needs no conjugacy", details)
+    refused = refusal(model, reason, KEEP, details)
     if refused.explanation is None:
         return refused
     return NotConjugate(str(refused), refused.explanation._replace(engine="collapsed"))

@@ -38,7 +38,7 @@ from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_w
 from ppl_bandit.engines.proof.certificate import Residual
 from ppl_bandit.engines.proof.inspection import Split
 from ppl_bandit.engines.proof.split import find_split
-from ppl_bandit.engines.refusals import refusal
+from ppl_bandit.engines.refusals import KEEP, refusal
 from ppl_bandit.engines.rows import reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.updates.collapsed_learning import DataUpdate, add_to_buffer, add_to_sums, certify_and_summarize
 from ppl_bandit.engines.updates.collapsed_posterior import (
@@ -99,7 +99,7 @@ def collapsed(
             model,
             f"has {split.space.size} outer dimensions, {', '.join(split.space.names)}, and rows that must be read again at "
             f"each of their values; at most {MAX_DIMS_AT_ONCE} are supported then",
-            "engines.reweight needs no conjugacy",
+            KEEP,
         )
     posterior = CollapsedPosterior(model, split, summary, discount)
 

@@ -1,14 +1,13 @@
 """Figures of a bandit, and the pages that show it in a notebook."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit.display.figure_style import density_grid, escaped, figure_tools, kernel_density, reward_label, styles
 from ppl_bandit.display.terminal import printable, shown_name
-from ppl_bandit.live.show.overview import ORDERS, Overview, Segment
-from ppl_bandit.types import DETAILS, Explanation, Selector
+from ppl_bandit.live.show.overview import ORDERS, Overview
+from ppl_bandit.types import Explanation, Selector, without_details
 
 NUM_LEADING = 15  # arms that get a row of their own; the others share one
 _MAX_DENSITIES = 6  # arms whose densities can be told apart
@@ -83,7 +82,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
         for row, width in zip(rows, widths, strict=True):
             axis.annotate(f"{width:.2f}", (width, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
         axis.set(xlabel=heading, xlim=(0.0, 1.3 * max(*widths, 0.1)))
-    axes[0].set(xlabel=f"{label}: posterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
+    axes[0].set(xlabel=f"{label}\nposterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
     axes[0].set_yticklabels([name if len(name) <= 28 else f"{name[:27]}..." for name in names], fontsize=8.5)
     axes[0].grid(axis="x", color="0.92")
     axes[0].set_axisbelow(True)
@@ -139,18 +138,16 @@ def explanation_text(
         details: whether to show the lines with measures and with what was tried.
         late: a note on context entries that are known only with the reward; empty if there are none.
     """
-    verdict, _, certificate = str(explanation).partition("\n")
-    kept = [line for line in certificate.strip("\n").splitlines() if details or not line.startswith(DETAILS)]
-    if len(kept) < len(certificate.strip("\n").splitlines()):
-        kept.append("  `explain(details=True)` adds the measures, and what was tried")
+    verdict, _, certificate = (str(explanation) if details else explanation.summary).partition("\n")
+    kept = certificate.strip("\n").splitlines()
     num_rewards = int(found.num_rewards.sum())
     lines = [verdict, "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}; {found.source}"]
     if doubts:
-        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts}")
+        lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts if details else without_details(doubts)}")
     if log_evidence is not None:
         lines.append(
-            f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "
-            "with another program's on the same rewards"
+            "  to compare programs on the same rewards, the larger is better: log evidence "
+            f"{log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f})"
         )
     if found.num_contexts:
         if found.num_contexts == 1:
@@ -228,62 +225,23 @@ def bandit_html(name: str, explanation: Explanation, found: Overview, num_pendin
 def html_table(found: Overview) -> str:
     """Return the arms as an HTML table."""
     headings = ("arm", "rewards", "expected reward", "95% interval", "P(best)", "expected loss")
-    shown, others = shown_arms(found)
-    rows = [
-        (
-            escaped(str(shown_name(found.arms[index]))),
-            f"{int(found.num_rewards[index])}",
-            f"{found.mean[index]:.4g}",
-            f"[{found.low[index]:.4g}, {found.high[index]:.4g}]",
-            _bar(float(found.best_prob[index])),
-            f"{found.loss[index]:.3g}",
-        )
-        for index in shown
-    ]
-    more = f"and {others.size} other arms with smaller means" if others.size else ""
-    return _html_rows(headings, rows, more)
-
-
-def html_segments(segments: Sequence[Segment], arms: Sequence[Any]) -> str:
-    """Return the leader of each segment of the contexts as an HTML table."""
-    headings = (
-        "segment",
-        "share",
-        "leader",
-        "expected reward",
-        "95% interval",
-        "P(best)",
-        "more than the best single arm",
-    )
-    rows = [
-        (
-            escaped(one.name),
-            f"{one.share:.0%}",
-            escaped(str(shown_name(arms[one.leader]))),
-            f"{one.mean:.4g}",
-            f"[{one.interval[0]:.4g}, {one.interval[1]:.4g}]",
-            _bar(one.best_prob),
-            f"{one.lead:.3g} [{one.lead_interval[0]:.3g}, {one.lead_interval[1]:.3g}]" if one.lead else "",
-        )
-        for one in segments
-    ]
-    return _html_rows(headings, rows)
-
-
-def _bar(share: float) -> str:
-    return (
-        f'<span style="display:inline-block;width:{60 * share:.0f}px;height:9px;background:#0072B2;margin-right:6px"></span>'
-        f"{share:.3f}"
-    )
-
-
-def _html_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> str:
-    """Return a table of cells that are HTML; the first of each row is its name."""
-    left = f"{_CELL};text-align:left"
     head = "".join(f'<th style="{_CELL}">{heading}</th>' for heading in headings)
-    body = ""
-    for name, *cells in rows:
-        others = "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
-        body += f'<tr><td style="{left}">{name}</td>{others}</tr>'
-    body += f'<tr><td style="{left}" colspan="{len(headings)}">{more}</td></tr>' if more else ""
+    shown, others = shown_arms(found)
+    body = "".join(_html_row(found, index) for index in shown)
+    if others.size:
+        body += f'<tr><td style="{_CELL};text-align:left" colspan="6">and {others.size} other arms with smaller means</td></tr>'
     return f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _html_row(found: Overview, index: int) -> str:
+    share = float(found.best_prob[index])
+    bar = f'<span style="display:inline-block;width:{60 * share:.0f}px;height:9px;background:#0072B2;margin-right:6px"></span>'
+    cells = (
+        f"{int(found.num_rewards[index])}",
+        f"{found.mean[index]:.4g}",
+        f"[{found.low[index]:.4g}, {found.high[index]:.4g}]",
+        f"{bar}{share:.3f}",
+        f"{found.loss[index]:.3g}",
+    )
+    name = f'<td style="{_CELL};text-align:left">{escaped(str(shown_name(found.arms[index])))}</td>'
+    return f"<tr>{name}{''.join(f'<td style={chr(34)}{_CELL}{chr(34)}>{cell}</td>' for cell in cells)}</tr>"

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs
+from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.lookahead import LossesAfter
 from ppl_bandit.live.show.overview import ByContext, Overview, Segment
-from ppl_bandit.live.show.rendering import html_segments, html_table, plot_bandit, posterior_kind
+from ppl_bandit.live.show.rendering import html_table, plot_bandit, posterior_kind
 from ppl_bandit.live.show.reward_curves import RewardCurves, plot_profiles
-from ppl_bandit.types import Explanation
+from ppl_bandit.types import Explanation, without_details
 
 _MOST_NAMED = 6  # arms in a sentence
 _MOST_SEGMENTS = 4  # in a sentence
@@ -112,7 +112,7 @@ class Report:
             html_figure(answer, self.plot()),
         ]
         if self.segments:
-            parts.append(f'<div class="wide">{html_segments(self.segments, self.overview.arms)}</div>')
+            parts.append(_html_segments(self.segments, self.overview.arms))
         by_context = self.plot_contexts()
         if by_context is not None:
             parts.append(html_figure("Expected reward of each arm along the entries of the context.", by_context))
@@ -236,7 +236,7 @@ def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: 
     """
     text = f"{posterior_kind(explanation)} posterior of the program {name}, {found.source}"
     if doubts:
-        return f"{text}. NOT TRUSTED: {doubts}"
+        return f"{text}. NOT TRUSTED: {without_details(doubts)}"
     return text if explanation.is_exact else f"{text}; no diagnostic contradicts the draws"
 
 
@@ -322,3 +322,28 @@ def _loss_text(loss: float, after: LossesAfter, is_by_context: bool, mean: float
             f"arms, {num:,} more would leave {after.shared_equally:.2g}."
         )
     return f"{text}, so {num:,} more are worth almost nothing."
+
+
+def _html_segments(segments: Sequence[Segment], arms: Sequence[Any]) -> str:
+    header = (
+        "segment",
+        "share",
+        "leader",
+        "expected reward",
+        "95% interval",
+        "P(best)",
+        "more than the best single arm",
+    )
+    rows = [
+        (
+            one.name,
+            f"{one.share:.0%}",
+            str(shown_name(arms[one.leader])),
+            f"{one.mean:.4g}",
+            "[{:.4g}, {:.4g}]".format(*one.interval),
+            f"{one.best_prob:.3f}",
+            f"{one.lead:.3g} " + "[{:.3g}, {:.3g}]".format(*one.lead_interval) if one.lead else "",
+        )
+        for one in segments
+    ]
+    return html_rows(header, rows)

@@ -133,16 +133,15 @@ def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: s
             axis.errorbar(x + offset, middle, margins, fmt="o", color=colour, capsize=3, label=label)
             axis.set(xticks=x, xlim=(x[0] - 0.4 * gap, x[-1] + 0.4 * gap))
             if profile.groups:
-                is_wide = sum(map(len, profile.groups)) > 30
-                axis.set_xticklabels(
-                    profile.groups, rotation=30 * is_wide, ha="right" if is_wide else "center", fontsize=8
-                )
+                is_wide = sum(map(len, profile.groups)) > 90 // num_columns
+                names = [name if len(name) <= 16 else f"{name[:15]}..." for name in profile.groups]
+                axis.set_xticklabels(names, rotation=90 * is_wide, fontsize=8)
         axis.set_xlabel(profile.name)
     for axis in axes.ravel()[len(shown) :]:
         axis.set_axis_off()
     for row in axes:
         row[0].set_ylabel(reward_label(unit))
-    axes[0, 0].legend(fontsize=8)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.suptitle(title, fontsize=11)
     rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""
     more = f"; {len(shown)} of {len(profiles)} entries" if len(shown) < len(profiles) else ""
@@ -216,7 +215,7 @@ def plot_levels(found: RewardCurves, arms: list[Any], played: np.ndarray, title:
         numbers = 1 + np.flatnonzero(played == index)
         below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
     above.set(ylabel=reward_label(unit), title=title)
-    above.legend(fontsize=8, loc="upper left", ncols=min(3, shown.size))
+    figure.legend(*above.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     below.set(xlabel=found.name, ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
     below.set_ylim(shown.size - 0.5, -0.5)
     figure.supxlabel(f"mean and 95% interval of the next decision's law; {caption}", fontsize=8)

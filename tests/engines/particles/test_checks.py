@@ -62,10 +62,13 @@ def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
     with pytest.warns(UserWarning) as warned:
         bandit.update(arm=0, reward=1)
     text = str(warned[0].message)
-    assert "the draws of the laplace engine are not trusted: Pareto k-hat of the weights is 2" in text
-    assert "must be at most 0.7" in text and "ess" not in text
+    conclusion = "the draws of the laplace engine are not trusted: intervals and P(best) may be wrong; leave engine out"
+    assert text.startswith(conclusion) and text.endswith(
+        "(details: Pareto k-hat of the weights is 2 and must be at most 0.7)"
+    )
     assert bandit.explanation.engine == "laplace"  # chosen for its speed: no slower engine replaces it
-    assert "NOT TRUSTED" in bandit.explain()
+    assert "NOT TRUSTED" in bandit.explain() and "k-hat" not in bandit.explain() + bandit.report().text
+    assert "k-hat of the weights is 2" in bandit.explain(details=True)
     with pytest.raises(ValueError, match="the laplace engine does not estimate the log evidence"):
         _ = bandit.log_evidence
 
