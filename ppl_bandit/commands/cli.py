@@ -5,7 +5,8 @@ prints a line of the result (nothing with --json), `progress` prints a line on t
 as JSON with --json (`to_plain`).
 
 Exit status: 0 for success; 1 if `journal` found damage or a decision that differs; 2 for invalid input (a program, a file,
-an argument); 130 after Ctrl-C; 141 if the reader of the output closed it (`ppl-bandit ... | head`).
+an argument); 130 after Ctrl-C or the loss of an executor, with what has finished; 141 if the reader of the output closed it
+(`ppl-bandit ... | head`).
 """
 
 import importlib

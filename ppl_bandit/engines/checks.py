@@ -35,15 +35,16 @@ class Check(NamedTuple):
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "capacity": Check("capacity", failure="the rows did not fit into the buffer and were not learnt"),
-        "certificate": Check("the residual of a row's certificate, relative to its tolerance,"),
+        "certificate": Check("the residual of a row, a step or the prior, relative to its tolerance,"),
         "proof": Check("proof", failure="a sampled site has left the region for which the closed form is proved"),
         "density": Check(
             "finite log densities",
             failure="a log density is not finite: of one row at all draws, of all rows, or of a draw after a Markov step",
         ),
-        # 0.02 nats change a weight by 2%; the share is that of the effective sample size below.
+        # 0.02 nats change a weight by 2%; the share is that of the effective sample size below. 1 for a closed form.
         "precision": Check(
-            "the weight of draws whose log density is not finite, or rounded by 0.02 nats or more,", 0.1
+            "the share of the posterior whose log density is not finite, or that rounding changes by 0.02 nats or more,",
+            0.1,
         ),
         # 100 of 1,000 particles give P(best) to within 0.05, one standard error.
         "ess": Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
@@ -91,7 +92,7 @@ class Info(NamedTuple):
         ess: number of independent draws with the same Monte Carlo error as the particles.
         log_evidence, log_evidence_error: log p(data) so far, and its standard error, where the state holds them.
         residual: of the certificate of each row, (N,), for an engine that needs a conjugate likelihood.
-        prior_residual: of the prior's certificate, where the posterior is now.
+        prior_residual: of the prior's certificate, where the posterior is now; for a Kalman filter, of the steps.
     """
 
     is_trusted: Bool[Array, ""]

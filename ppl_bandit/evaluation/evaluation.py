@@ -311,6 +311,10 @@ def _scored(
     if every is not None and is_used.any():
         with np.errstate(divide="ignore", invalid="ignore"):
             variances = np.where(probs > 0, probs**2 / every[is_used], 0.0).sum(axis=1)
+        for row in np.flatnonzero(
+            np.isnan(variances)
+        ):  # of another system: a weight that depends on earlier rows alone
+            variances[row] = variances[row - 1] if row else 1.0
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
@@ -383,7 +387,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[ScoredRows]) -> dict[str, flo
         "effective_events": min(_events(part) for part in parts),
         "mean_weight": float(worst.weights.mean()) if worst.weights.size else math.nan,
         "max_weight": float(worst.weights.max()) if worst.weights.size else math.nan,
-        "smallest_propensity": float(smallest.min()) if smallest.size else 0.0,
+        "smallest_propensity": float(np.nanmin(smallest)) if np.any(smallest >= 0) else 0.0,
         "share_of_zero_propensities": float(1.0 - worst.has_overlap.mean()),
         "share_of_unrewarded_decisions": log.num_unrewarded / num_decisions,
         "num_without_propensity": float(log.num_without_propensity),
@@ -448,11 +452,19 @@ def _cautions(log: LoggedDecisions) -> list[str]:
             f"{share:.1%} of the decisions ({log.num_unrewarded} of {num_decisions}) have no reward. What is said here holds "
             "only if whether a reward is missing does not depend on what it would have been"
         )
-    num_plays = log.arm.size + log.num_without_propensity
-    share = log.num_without_propensity / num_plays
+    num_plays, num_without = log.arm.size + log.num_without_propensity, log.num_without_propensity - log.num_shown
+    if log.num_shown:
+        rewards = "1 reward is" if log.num_shown == 1 else f"{log.num_shown} rewards are"
+        found.append(
+            f"{rewards} of an arm that another system showed in place of the decision's, with a probability that is not known, "
+            "and left out. What is said here holds only for the others"
+        )
+    if log.num_erased:
+        found.append(f"Without the contexts of erased units: {log.num_erased} rewards are left out")
+    share = num_without / num_plays
     if share > _LARGEST_SHARE_UNSAID:
         found.append(
-            f"{share:.1%} of the rewards ({log.num_without_propensity} of {num_plays}) have no propensity and are left out. "
+            f"{share:.1%} of the rewards ({num_without} of {num_plays}) have no propensity and are left out. "
             "What is said here holds only for the others"
         )
     if log.num_late:

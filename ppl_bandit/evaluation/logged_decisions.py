@@ -225,7 +225,8 @@ class LoggedDecisions(NamedTuple):
         arm: (T,), index of the arm that was played.
         reward: (T,), what is evaluated; of several outcomes the first, until another one is chosen.
         propensity: (T,), probability with which that arm was played; in (0, 1].
-        propensities: (T, A), probability of every arm; None where only that of the played arm was recorded.
+        propensities: (T, A), probability of every arm, nan for the other arms of a row where only that of the played arm is
+            known; None if that is all rows.
         contexts: a pytree whose leaves have a leading axis T, or None; as the decisions had them.
         outcomes: {outcome: (T,)} of a program with several outcomes; None where the reward is the only one.
         num_unrewarded: decisions without a reward, which are left out.
@@ -235,6 +236,8 @@ class LoggedDecisions(NamedTuple):
         doubts: why no interval can be trusted, in words.
         cautions: what a reader of the answer has to know, in words.
         num_late: rewards that came after their decisions had expired; they count as corrections.
+        num_shown: those without a propensity that are of an arm which another system showed in place of the decision's.
+        num_erased: decisions that are left out because their contexts were erased.
     """
 
     names: tuple[Any, ...]
@@ -250,6 +253,8 @@ class LoggedDecisions(NamedTuple):
     doubts: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     num_late: int = 0
+    num_shown: int = 0
+    num_erased: int = 0
 
 
 def decisions_from_frame(

@@ -80,8 +80,9 @@ def _from_events(
 
     A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
     decisions are unrewarded, also those of which some outcomes are known; an outcome that the program masks counts as 0.
-    Imported plays count if their propensity was given; the propensities of all arms are then not known. An arm
-    that was added later has propensity 0 before.
+    Imported plays count if their propensity was given; the propensities of all arms are then not known. If another system
+    showed an arm in place of a decision's with a known propensity, those of the other arms are nan. An arm that was added later
+    has propensity 0 before.
 
     Args:
         records: every decision and what became of it.
@@ -90,17 +91,19 @@ def _from_events(
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
-    plays, num_unrewarded, num_shown, num_late = list[_Play](), 0, 0, 0
+    has_context = model is not None and model.context is not None
+    plays, num_unrewarded, num_shown, num_erased, num_late = list[_Play](), 0, 0, 0, 0
     for record in records:
         num_late += record.is_late
         if record.status != REWARDED_STATUS:
             num_unrewarded += 1
         elif record.propensity is None:  # shown by another system
             num_shown += 1
-        elif not (record.is_erased and record.context is None and model is not None and model.context is not None):
-            body = record.decided.body
-            all_probs = None if record.shown else body["propensities"]
-            probs = float(record.propensity), all_probs
+        elif has_context and record.is_erased and record.context is None:
+            num_erased += 1
+        else:
+            body, is_other = record.decided.body, record.shown and not record.is_shown_as_decided
+            probs = float(record.propensity), None if is_other else body["propensities"]
             contexts = body.get("context"), record.context
             plays.append(_Play(record.decided.position, record.arm, *probs, record.reward, *contexts))
     others = [play for event in imported for play in _imported_plays(event, model, late)]
@@ -109,13 +112,16 @@ def _from_events(
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
-    if all(play.propensities is not None for play in plays):
+    if not others and (not plays or any(play.propensities is not None for play in plays)):
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
-            propensities[row, : len(play.propensities)] = play.propensities
+            if play.propensities is None:
+                propensities[row], propensities[row, play.arm] = np.nan, play.propensity
+            else:
+                propensities[row, : len(play.propensities)] = play.propensities
     values = {name: np.array([play.reward[name] for play in plays], float) for name in outcomes}
     contexts = learnt = None
-    if model is not None and model.context is not None and plays:
+    if model is not None and has_context and plays:
         contexts = _stacked(model, [play.context for play in plays])
         learnt = _stacked(model, [play.learnt_context for play in plays]) if late else None
     return LoggedDecisions(
@@ -130,6 +136,8 @@ def _from_events(
         learnt_contexts=learnt,
         doubts=tuple(doubts),
         num_without_propensity=num_shown,
+        num_shown=num_shown,
+        num_erased=num_erased,
         num_late=num_late,
     )
 

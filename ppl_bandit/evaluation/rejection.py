@@ -163,7 +163,7 @@ def accepted_rows(
     if not is_used.any() or (log.contexts is not None and not is_used.all()):
         raise ValueError(
             f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
-            "have one that is 0: record with selectors.with_floor"
+            "have one that is 0 or not known: record with selectors.with_floor"
         )
     rows_of = ("arm", "reward", "propensity", "propensities", "outcomes", "contexts", "learnt_contexts")
     log = log._replace(**{name: jax.tree.map(lambda own: own[is_used], getattr(log, name)) for name in rows_of})

@@ -126,6 +126,11 @@ class DecisionRecord(NamedTuple):
         return {name: value for name, value in self.reward.items() if name not in self.irrelevant}
 
     @property
+    def is_shown_as_decided(self) -> bool:
+        """Whether the arm of the decision was shown, with the probability of the decision."""
+        return self.arm == self.decided.arm and self.propensity == self._replace(shown=()).propensity
+
+    @property
     def propensity(self) -> float | None:
         """The probability with which its arm was played; None if another system showed it with an unknown one."""
         if self.shown:

@@ -318,10 +318,12 @@ class Experiment:
                 now = self.projection
                 if now.history is not projection.history or now.task is not projection.task:
                     continue
-            if not events:
+            if not events and not keys:
                 return
             try:
                 recorded = self.store.append(self.name, events, after=projection.position, keys=keys, beside=beside)
+                if not recorded:  # calls that brought nothing new
+                    return
                 break
             except Conflict:
                 self._has_rivals = reads_first = True

@@ -200,6 +200,10 @@ def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest],
                 continue  # it is a repetition of a request in the group
             is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
             own = [] if is_repeated else request.report.events(store, name, after)
+            if request.repeat is not None and not is_repeated and not own:  # nothing new, but its id is
+                known = store.find(name, list(request.report.reported)) if isinstance(request.report, Rewards) else {}
+                keys.append(request.repeat.key([event for events_of in known.values() for event in events_of]))
+                later.append(request.repeat.name)
             if not own:
                 request.result = [], None, []
                 continue
@@ -265,6 +269,9 @@ def _reward_event(
         context, is_context_changed = _completed_context(task, record, reported, is_correction)
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
+    own = record._replace(shown=()).propensity
+    if reported.shown == decided.arm and reported.propensity in (None, own):  # the decision was shown as it was made
+        shown = record.shown and (own,)
     is_same_arm = (arm, shown) == (record.arm, record.shown)
     differs = any(name in known and known[name] != value for name, value in values.items())
     differs |= bool(known) and not is_same_arm

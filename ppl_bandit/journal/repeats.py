@@ -90,8 +90,8 @@ class Repeat(NamedTuple):
         return True
 
     def key(self, events: Sequence[Event]) -> Key:
-        """Return the key to record with the events of the call; a unit of theirs owns it."""
-        unit = events[0].body.get("unit")
+        """Return the key to record with a call, given events of its decisions; a unit of theirs owns it."""
+        unit = events[0].body.get("unit") if events else None
         return new_key(self.name, None, None if unit is None else unit_key(unit), self.arguments)
 
 

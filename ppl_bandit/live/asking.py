@@ -82,7 +82,7 @@ def decide_asked(
         events = {row: known.events for row, known in enumerate(knowns) if known.events is not None}
         try:
             if leaders:
-                num = num_places or len(leaders)
+                num = len(leaders) if num_places is None else check_size(projection, allowed, num_places)
                 refuse(projection, num)
                 merged = [_merged(row, leader, knowns) for row in leaders]
                 merged[0] = merged[0]._replace(keys=[*merged[0].keys, *keys])
@@ -109,10 +109,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return dict(sorted((str(key), plain(item)) for key, item in value.items()))
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset | range):
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value), key=repr)
+    if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     return getattr(value, "id", None) or [plain(one.id) for one in getattr(value, "decisions", ())] or repr(value)
 

@@ -268,7 +268,7 @@ class Bandit(ReadableBandit):
             return self._decide_asked(projection, mask, context, asks)[0][0]
         if unit is not None:
             raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        num_places = check_size(projection, mask, size)
+        num_places = check_count(size, "size")  # of a slate that was made before, its arms may be retired
         return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(

@@ -219,6 +219,12 @@ def _not_certified(rows: Rows, info: Any) -> np.ndarray:
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:
     failed, prior = _not_certified(rows, info), info.prior_residual
     if not failed.size and not bool(is_affine(prior)):
+        if task.model.moving_sites:  # of a Kalman filter it is the residual of the steps
+            nats, tolerance = float(prior.nats), float(prior.tolerance)
+            return (
+                f"the step to the time of these rewards is not linear Gaussian (residual {nats:.1e} nats, tolerance "
+                f"{tolerance:.1e} nats), or rounding hides whether it is, although steps of other lengths are"
+            )
         if float(prior.rounding) > resolution(np.float64):
             return f"the prior cannot be certified where these rewards take the posterior: {_rounded(prior.rounding)}"
         return (

@@ -26,14 +26,13 @@ import jax.random as jr
 import numpy as np
 from numpyro.distributions import biject_to
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.terminal import progress_reporter
-from ppl_bandit.inputs.numbers import as_plain_numbers, check_count
+from ppl_bandit.inputs.numbers import as_plain_numbers
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.operating_characteristics import declares_superiority, operating_characteristics
-from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_settings
 from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -82,7 +81,7 @@ def calibrate(
     Raises:
         ValueError: if the design has no superiority rule, or no threshold reaches the target.
     """
-    check_kinds(model, design)
+    check_settings(model, design, num_trials, seed, progress)
     rule = design.rule("superiority")
     if rule is None:
         raise ValueError(
@@ -90,9 +89,6 @@ def calibrate(
         )
     if not isinstance(type_i_error, float | np.floating) or not 0.0 < type_i_error < 1.0:
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
-    check_count(num_trials, "num_trials")
-    check_count(seed, "seed", 0)
-    check_flag(progress, "progress")
     simulator = TrialSimulator(model, design, engine, num_samples, arms=arms, mesh=mesh, executor=executor)
     worlds = _nulls(model, null, simulator.setting.control, design.margin)
     report = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials")
@@ -294,9 +290,7 @@ def adjusted_estimates(
     """
     import pandas
 
-    check_kinds(model, design)
-    check_count(num_trials, "num_trials")
-    check_count(seed, "seed", 0)
+    check_settings(model, design, num_trials, seed)
     if model.context is not None or list(model.latent_shapes.values()) != [(model.num_arms,)]:
         raise ValueError(
             f"adjusted_estimates needs a program with one latent per arm and no context, got the sites {model.latent_shapes}: "

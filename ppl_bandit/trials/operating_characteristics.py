@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.terminal import progress_reporter, shown_name
 from ppl_bandit.evaluation.confidence_sequences import OPTIMAL_PLAYS, excludes_mean
-from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS, endings
-from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_kinds, join_trials
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment, check_settings, join_trials
 from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -282,10 +280,7 @@ def operating_characteristics(
     Raises:
         ValueError: if the design or a scenario does not fit the model.
     """
-    check_kinds(model, design)
-    check_count(num_trials, "num_trials")
-    check_count(seed, "seed", 0)
-    check_flag(progress, "progress")
+    check_settings(model, design, num_trials, seed, progress)
     named = scenarios if isinstance(scenarios, Mapping) and not _is_truth(model, scenarios) else {"scenario": scenarios}
     if isinstance(scenarios, Environment) or isinstance(scenarios, str):
         named = {"prior" if isinstance(scenarios, str) or scenarios.truth is None else "truth": scenarios}

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from ppl_bandit.arguments import check_flag
 from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
@@ -127,8 +128,8 @@ def join_trials(parts: Sequence[TrialRecord]) -> TrialRecord:
     return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
 
-def check_kinds(model: Any, design: Any) -> None:
-    """Refuse a program or another value in place of a reward model, and another value in place of a design.
+def check_settings(model: Any, design: Any, num_trials: Any, seed: Any, progress: Any = False) -> None:
+    """Refuse a program or another value in place of a reward model, another value in place of a design, and other numbers.
 
     Raises:
         ValueError: says what to give instead.
@@ -136,6 +137,9 @@ def check_kinds(model: Any, design: Any) -> None:
     check_reward_model(model, "model")
     if not isinstance(design, Design):
         raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
+    check_count(num_trials, "num_trials")
+    check_count(seed, "seed", 0)
+    check_flag(progress, "progress")
 
 
 def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:

@@ -3,18 +3,22 @@
 The port draws the table with `jax.random.beta` and counts successes by hand; same law, same selector. Run it alone on the
 machine: `python tests/benchmarks/bench_simulation.py`. `--paper` times the paper's experiment, 5,000 realizations of 1,500
 steps with M = 1,000 real draws, in float32, and `--collapsed` 5,000 realizations of 500 steps of a Gaussian hierarchy with the
-collapsed engine: meant for a GPU.
+collapsed engine: meant for a GPU. `--trials N` times N trials of five arms with 20 looks in this process, in one worker process
+and in two.
 """
 
 import argparse
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from bench_collapsed import load
 
-from ppl_bandit import Environment, engines, selectors
+from ppl_bandit import Design, Environment, engines, operating_characteristics, selectors, stopping
 from ppl_bandit.paper import runs as paper
 from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
 from ppl_bandit.simulation.rollouts import rollout
@@ -70,7 +74,11 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--paper", action="store_true")
     parser.add_argument("--collapsed", action="store_true")
+    parser.add_argument("--trials", type=int)
     arguments = parser.parse_args()
+    if arguments.trials:
+        time_trials(arguments.trials)
+        return
     if arguments.collapsed:
         model, truth, _ = load("gaussian_hierarchy")
         engine = engines.collapsed(model, num_particles=1000)
@@ -104,6 +112,24 @@ def main():
             each = seconds / runs / num_steps * 1e6
             ratio = "" if reference is None or "linear" in label else f"{reference / each:8.1f}x faster"
             print(f"{label:<40} {each:10.2f} us  {seconds:8.2f} s for {runs} runs  mean regret {regret:.2f} {ratio}")
+
+
+def time_trials(num_trials):
+    """Print the seconds of trials, by the clock and of the processors, with compilation."""
+    model = paper._bernoulli(5)
+    rules = stopping.superiority(0.99), stopping.inferiority(0.01)
+    design = Design(range(100, 2001, 100), selector=selectors.thompson(), allocation="looks", stopping=rules)
+    context = multiprocessing.get_context("spawn")
+    for num_workers in (0, 1, 2):
+        pool = ProcessPoolExecutor(num_workers, context) if num_workers else None
+        began, before = time.perf_counter(), os.times()
+        operating_characteristics(model, design, {"null": 0.3}, num_trials=num_trials, executor=pool)
+        seconds = time.perf_counter() - began
+        if pool is not None:
+            pool.shutdown()  # so that the seconds of its processes are known
+        spent = [after - first for after, first in zip(os.times()[:4], before[:4], strict=True)]
+        where = f"{num_workers} workers" if num_workers else "this process"
+        print(f"{where}: {seconds:.1f} s; processor: {sum(spent[:2]):.1f} s here, {sum(spent[2:]):.1f} s of workers")
 
 
 def timed(play, num_runs):

@@ -104,6 +104,28 @@ def test_the_log_evidence_of_a_closed_form_is_that_of_the_textbook_however_the_r
         assert engine.capabilities.log_evidence(state) == (pytest.approx(expected(), abs=1e-8), 0.0)
 
 
+@pytest.mark.parametrize("width", [1e6, pytest.param(1e8, marks=pytest.mark.slow)])
+def test_the_log_evidence_keeps_its_digits_where_the_prior_is_as_wide_as_the_rewards_are_large(width):
+    """The squares of 1e6 and 1e8 are rounded by 1e-4 and 1 nats, the rewards themselves by 1e-8 in the last case."""
+
+    def wide(arm):
+        mean = numpyro.sample("mean", dist.Normal(jnp.zeros(2), width).to_event(1))
+        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+    rewards, expected = width + REALS, np.longdouble(0.0)
+    mean, variance = np.zeros(2, np.longdouble), np.full(2, np.longdouble(width)) ** 2
+    for arm, reward in zip(ARMS, rewards, strict=True):
+        total, gap = variance[arm] + 1, reward - mean[arm]
+        expected -= 0.5 * (np.log(2 * np.pi * total) + gap * gap / total)
+        mean[arm] += variance[arm] / total * gap
+        variance[arm] /= total
+    engine = engines.conjugate(RewardModel(wide, 2))
+    with jax.enable_x64(True):
+        state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), Interaction(ARMS, jnp.asarray(rewards)))
+        found, _ = engine.capabilities.log_evidence(state)
+    assert info.is_trusted and found == pytest.approx(float(expected), abs=1e-5)
+
+
 def test_a_bandit_has_the_log_evidence_of_its_engine_however_the_rewards_come():
     bandit = bernoulli_bandit(2)
     assert (bandit.log_evidence, bandit.log_evidence_error) == (0.0, 0.0)

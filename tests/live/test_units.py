@@ -10,16 +10,32 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import THOMPSON, bernoulli_bandit, bernoulli_program
+from shared_models import FLOORED, THOMPSON, bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.types import Interaction
 
 
 def linear(arm, context):
     weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
     numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context["x"], -1), 0.5))
+
+
+def two_outcomes(**options):
+    """A bandit on two conversions of each of three arms."""
+    return Bandit(_TWO_OUTCOMES, arms=["a", "b", "c"], selector=THOMPSON, num_samples=100, **options)
+
+
+def sales(arm):
+    sold, liked = (numpyro.sample(name, dist.Beta(1.0, 1.0).expand([3])) for name in ("sold_rate", "liked_rate"))
+    numpyro.sample("sold", dist.Bernoulli(sold[arm]))
+    numpyro.sample("liked", dist.Bernoulli(liked[arm]))
+    numpyro.deterministic("expected_reward", sold[arm])
+
+
+_TWO_OUTCOMES = RewardModel(sales, 3, outcomes=("sold", "liked"))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +84,37 @@ def test_a_repeated_update_counts_once(place):
     assert bandit.num_rewards == 2 and bandit.history().reward.tolist() == [0.0, 1.0]
     with pytest.raises(RequestIdReused, match="was given to update with other arguments"):
         bandit.update(arm=1, reward=1, request_id="u2")
+
+
+def test_a_request_is_repeated_whatever_the_order_of_its_arguments_and_of_what_happened(place):
+    bandit = two_outcomes(**place)
+    slate = bandit.select(size=3, request_id="slate", allowed={"c", "a", "b"})
+    bandit.retire_arm("b")
+    assert bandit.select(size=3, request_id="slate", allowed={"b", "c", "a"}).arms == slate.arms
+    with pytest.raises(ValueError, match="size=3 places need as many distinct arms, but 2 may be played"):
+        bandit.select(size=3, request_id="another")
+    one, two = bandit.select(unit="u"), bandit.select()
+    bandit.update(one, {"sold": 1, "liked": 0}, request_id="order")
+    bandit.update(one, {"liked": 0, "sold": 1}, request_id="order")
+    bandit.update(one, {"liked": 0, "sold": 1}, request_id="nothing new")
+    for other in (bandit, two_outcomes(**place) if place else bandit):
+        with pytest.raises(RequestIdReused):
+            other.update(two, {"liked": 0, "sold": 1}, request_id="nothing new")
+    found = bandit.update_each(
+        [
+            {"decision": one, "reward": {"liked": 0, "sold": 1}, "request_id": "twice"},
+            {"decision": two, "reward": {"liked": 1, "sold": 1}, "request_id": "twice"},
+            {"decision": two, "reward": {"liked": 1, "sold": 0}, "request_id": "new"},
+            {"decision": one, "reward": {"liked": 0, "sold": 1}, "request_id": "twice"},
+        ]
+    )
+    assert found[0] is False and isinstance(found[1], RequestIdReused) and found[2] is True and found[3] is False
+    assert bandit.num_rewards == 2
+    store = bandit._experiment.store
+    owner = unit_key("u")
+    count = "SELECT COUNT(*) FROM ppl_bandit_keys WHERE owner = ?"
+    assert store._query(count, (owner,)) == [(4,)]  # the unit, and three requests about its decision
+    assert bandit.erase("u") == 1 and store._query(count, (owner,)) == [(0,)]
 
 
 def test_a_unit_has_one_standing_decision_until_its_arm_is_gone(place):
@@ -203,6 +250,31 @@ def test_what_was_shown_is_learnt_and_weighted_only_with_its_probability(place):
         again = bernoulli_bandit(**place)
         assert again.history().arm.tolist() == [one.arm, two.arm, 0]
         np.testing.assert_array_equal(again.posterior(50)["rate"], bandit.posterior(50)["rate"])
+
+
+def test_an_evaluation_says_what_was_shown_and_keeps_the_propensities_of_the_others(place):
+    bandit = bernoulli_bandit(selector=FLOORED, **place)
+    rng, made = np.random.default_rng(0), bandit.select_many(num_decisions=300)
+    plain, shown, known = made[:298], made[298], made[299]
+    bandit.update(plain[0], 1, shown=plain[0].arm)  # as it was decided
+    bandit.update_many(decisions=plain[1:], rewards=(rng.random(297) < 0.5) * 1.0)
+    before = bandit.evaluate(1)
+    assert bandit.logged_decisions().arm.size == 298 and "another system" not in before.verdict
+    np.testing.assert_array_equal(bandit.logged_decisions().propensities[0], plain[0].propensities)
+    bandit.update(plain[0], 1)  # the same
+    bandit.update(shown, 1, shown=(shown.arm + 1) % 3)
+    said = "1 reward is of an arm that another system showed in place of the decision's, with a probability that is not known"
+    found = bandit.evaluate(1)
+    assert said in found.verdict and found.interval == before.interval
+    bandit.update(known, 1, shown=2, propensity=0.5)
+    log = bandit.logged_decisions()
+    np.testing.assert_array_equal(log.propensities[-1], [np.nan, np.nan, 0.5])
+    assert np.isfinite(log.propensities[:-1]).all() and (log.num_shown, log.arm.size) == (1, 299)
+    after = bandit.evaluate(1)
+    assert after.interval == pytest.approx(before.interval, abs=0.02) and np.isfinite(after.interval).all()
+    bandit.update(shown, 1, shown=shown.arm, correct=True)
+    assert "another system" not in bandit.evaluate(1).verdict
+    assert np.isfinite(bandit.logged_decisions().propensities[-2]).all()
 
 
 @pytest.mark.parametrize("default", [None, 0])

@@ -1,5 +1,8 @@
 """The step that all simulations share: what it reveals, and what it learns."""
 
+import ast
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from shared_models import bernoulli_model
 
+import ppl_bandit
 from ppl_bandit import Environment
 from ppl_bandit.simulation.rollouts import (
     Choice,
@@ -63,3 +67,26 @@ def test_the_steps_of_a_log_learn_each_row_once_and_padding_is_not_played():
     play = play_function(jr.key(0), COUNTER, take_logged, record_known)
     end, found = follow_log(play, Play(jnp.asarray(0)), jax.tree.map(jnp.asarray, steps))
     assert found.tolist() == [2, 4, 6, 8, 10, 11, 0, 0] and int(end.state) == 11
+
+
+DECIDES = {"decide", "select", "selector", "decision_function", "pick_arm"}
+LEARNS = re.compile(r"(engine|learner|compiled)\.(update|quick_update|add_rows|learn)$")
+LIVE = ("simulation", "live", "posterior")  # the rollout, and what learns the rows of an experiment as they come
+
+
+def decides_and_learns(source):
+    """The functions of a file that call a decision and an engine's update, themselves or in a function within."""
+    found = []
+    for node in ast.parse(source).body:
+        called = [ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)]
+        if any(name.rpartition(".")[2] in DECIDES for name in called) and any(map(LEARNS.search, called)):
+            found.append(getattr(node, "name", ""))
+    return found
+
+
+def test_only_the_rollout_and_the_live_bandit_decide_and_learn():
+    package = Path(ppl_bandit.__file__).parent
+    others = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in LIVE]
+    assert {str(path): found for path in others if (found := decides_and_learns(path.read_text()))} == {}
+    loop = "def play(s):\n for row in rows:\n  arm = select(s)\n  s, info = setting.engine.update(key, s, row)"
+    assert decides_and_learns(loop) == ["play"]

@@ -224,6 +224,29 @@ def relative_to(layout: Layout, natural: Natural, old: Coordinates, new: Coordin
     return natural._replace(elements=elements, linear=natural.linear - bend, constant=constant)
 
 
+def constant_after(
+    layout: Layout, before: Posterior, after: Posterior, middle: Coordinates, log_density: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the constant of a posterior, given the log density that was added to it at its middle.
+
+    Far from the mean before, as in the first rewards of a million, the terms that `absorb` adds up are large and cancel.
+
+    Args:
+        middle: of `after`, with its means.
+    """
+    total = before.constant + log_density
+    for group, new in after.elements.items():
+        family = family_of_group(group)
+        added = _constant(family.sign, new) * (new - before.elements[group])
+        total = total - jnp.sum(added * family.statistics(middle.elements[group]))
+    if layout.members.size:
+        shift = after.mean - before.mean
+        bend = jnp.sum(shift * times_blocks(zero_padding(layout.is_pair, before.precision), shift), axis=-1)
+        scale = by_block(layout, jnp.exp(middle.elements[POSITIVE]), 1.0) if layout.is_scaled else 1.0
+        total = total - 0.5 * jnp.sum(scale * bend)
+    return total
+
+
 def discount_towards_prior(
     layout: Layout, posterior: Posterior, prior: Posterior, keep: Float[Array, ""]
 ) -> tuple[Posterior, Natural]:

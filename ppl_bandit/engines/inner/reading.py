@@ -22,7 +22,7 @@ from ppl_bandit.engines.inner.density import Coordinates, Natural, Posterior, co
 from ppl_bandit.engines.inner.gaussian import blocks_of, by_block, take, zero_padding
 from ppl_bandit.engines.inner.layout import POSITIVE, Layout
 from ppl_bandit.engines.inner.registry import family_of_group
-from ppl_bandit.engines.proof.certificate import Residual, regions_for, residual_of, worst_of
+from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Residual, regions_for, residual_of, worst_of
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -128,11 +128,13 @@ class Certified(NamedTuple):
         residuals: how far the log likelihood of each row, or of the weighted sum, is from affine; infinite for a row that is
             not sound, 0 for one that is masked.
         in_prior: how far the log prior is from affine at the same points; None if it is not compared.
+        at_middle: log likelihood of each row, or of the weighted sum, at the middle of the posterior; 0 for a masked row.
         steps: displacements of the real elements by a few standard deviations of the posterior.
     """
 
     residuals: Residual
     in_prior: Residual | None
+    at_middle: Float[Array, " N"]
     steps: Float[Array, "P D"]
 
 
@@ -202,22 +204,22 @@ def certify(
     regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
     read_at = coordinates_at(layout, before) if centre is None else centre
 
-    def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> Residual:
+    def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> tuple[Residual, Array]:
         if prior is not None:
             own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
         densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
         return residual_of(layout, densities, own, read_at, regions, rows.arm.shape[0])
 
-    found = jax.vmap(compare)(*_batches(rows, weights, read_at), readings.naturals)
+    found, values = jax.vmap(compare)(*_batches(rows, weights, read_at), readings.naturals)
     in_prior = None
     if prior is not None:
         in_prior, found = (jax.tree.map(operator.itemgetter(own), found) for own in ((0, 0), np.s_[:, 1:]))
-    failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 1.0, 0.0)))
-    residuals = _where(readings.is_sound, jax.vmap(worst_of)(found), failed)
+        values = values[:, 1:]
+    residuals = _where(readings.is_sound, jax.vmap(worst_of)(found), Residual(jnp.inf, 0.0, jnp.inf))
     if rows.mask is not None:
-        residuals = _where(rows.mask, residuals, masked)
+        residuals = _where(rows.mask, residuals, NO_RESIDUAL)
     real = regions[1].points.real
-    return Certified(residuals, in_prior, real[1:] - real[0])
+    return Certified(residuals, in_prior, jnp.sum(values, axis=1), real[1:] - real[0])
 
 
 def _where(condition: Bool[Array, " N"], chosen: Any, otherwise: Any) -> Any:

@@ -79,6 +79,9 @@ class Residual(NamedTuple):
     rounding: Float[Array, "..."]
 
 
+NO_RESIDUAL = Residual(0.0, 1.0, 0.0)  # of what is masked, or not compared
+
+
 class Evidence(NamedTuple):
     """The certificates of a program.
 
@@ -159,8 +162,11 @@ def residual_of(
     regions: Sequence[Region],
     num_rows: int = 1,
     num_roundings: Float[Array, " R"] | None = None,
-) -> Residual:
+) -> tuple[Residual, Float[Array, " terms"]]:
     """Return how far each of several log densities is from the affine form with the given coefficients.
+
+    Returns:
+        The residuals, and the log densities at the centre of the last region.
 
     Args:
         naturals: with a leading axis over the densities, relative to `centre`.
@@ -191,7 +197,7 @@ def residual_of(
         worst = jnp.argmax(jnp.where(is_informative, nats / tolerances, -1.0))
         return Residual(nats[worst], tolerances[worst], rounding)
 
-    return jax.vmap(residual, in_axes=(0, 1))(naturals, values)
+    return jax.vmap(residual, in_axes=(0, 1))(naturals, values), values[-num_in_posterior]
 
 
 def _compare(

@@ -80,6 +80,8 @@ def trial_rows(
     arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
     repeat = np.repeat(np.arange(per_arm), model.num_arms)
     picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
+    # Every other reward is in units of its outcome, the rest are the same for all programs.
+    picks[:, 0] += (picks[:, 0] + repeat) % 2
     if is_systematic:
         picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
     context = model.varied_context_rows(rng, (repeat % 3 == 0) & is_systematic)
@@ -295,7 +297,7 @@ def certify_prior(
     regions = regions_for(layout, prior, prior, *num_points, centre=centre)
     num_roundings = inverse_roundings(layout, natural.quadratic)
     natural = jax.tree.map(lambda leaf: leaf[None], natural)
-    found = residual_of(
+    found, _ = residual_of(
         layout, lambda point: log_prior(point)[None], natural, centre, regions, num_roundings=num_roundings
     )
     return worst_of(found)
@@ -341,7 +343,7 @@ def _density_refusal(model: RewardModel, layout: Layout, found: Examination, *, 
 
         def is_affine_in(site: SiteBlock) -> Array:
             own = [_move_site_alone(layout, region, site) for region in regions]
-            return is_affine(residual_of(layout, lambda point: log_density(point)[None], natural, centre, own))[0]
+            return is_affine(residual_of(layout, lambda point: log_density(point)[None], natural, centre, own)[0])[0]
 
         return [is_affine_in(site) for site in layout.sites]
 

@@ -30,7 +30,7 @@ from ppl_bandit.engines.inner.density import (
 from ppl_bandit.engines.inner.layout import Layout
 from ppl_bandit.engines.inner.reading import certify, derive, read_rows
 from ppl_bandit.engines.proof.analyticity import Gap, not_conjugate
-from ppl_bandit.engines.proof.certificate import Evidence, Residual, excess_of, worst_of
+from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, excess_of, is_affine, worst_of
 from ppl_bandit.engines.proof.examination import arrange, certify_prior, examine, trial_rows
 from ppl_bandit.engines.proof.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
@@ -180,6 +180,7 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
     first_prior = jax.tree.map(jnp.asarray, split.prior)
 
     def certify_at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
+        """Return the residuals of the prior and of each row at outer values."""
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -193,14 +194,19 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
         readings = read_rows(view, layout, centre, rows)
         possible = rows._replace(mask=row_mask(rows) & readings.is_possible)
         found = certify(view, layout, readings, possible, prior, prior, _NUM_POINTS, centre=centre)
-        return in_prior, worst_of(found.residuals)
+        return in_prior, found.residuals
 
     def measure() -> tuple[Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
         in_prior, in_rows = jax.lax.map(lambda values: certify_at(values, rows), outer)
-        return worst_of(in_prior), worst_of(in_rows)
+        # Rewards so far from the prior that rounding hides a deviation are no evidence, if each arm has others.
+        is_hidden = (in_rows.nats <= in_rows.tolerance) & ~is_affine(in_rows)
+        is_of_arm = rows.arm[:, None] == jnp.arange(model.num_arms)
+        has_evidence = jnp.all(jnp.any(~is_hidden[..., None] & is_of_arm, axis=1))
+        in_rows = jax.tree.map(lambda own, none: jnp.where(is_hidden & has_evidence, none, own), in_rows, NO_RESIDUAL)
+        return worst_of(in_prior), worst_of(jax.tree.map(jnp.ravel, in_rows))
 
     return run_once(measure)
 

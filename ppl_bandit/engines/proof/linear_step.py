@@ -26,7 +26,7 @@ from ppl_bandit.engines.inner.gaussian import blocks_of, invert_blocks, padding
 from ppl_bandit.engines.inner.layout import REAL, Layout
 from ppl_bandit.engines.proof.analyticity import Gap, not_conjugate
 from ppl_bandit.engines.proof.assignment import read_supports
-from ppl_bandit.engines.proof.certificate import Residual, is_affine
+from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Residual
 from ppl_bandit.engines.proof.examination import read_prior
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
@@ -113,13 +113,15 @@ def prove_step(model: RewardModel, layout: Layout) -> Gap | None:
     return found[0]
 
 
-def is_linear_step(model: RewardModel, layout: Layout, elapsed: Array) -> Bool[Array, ""]:
-    """Return whether a step that takes some time is certified linear Gaussian; true for no time, because no step is taken.
+def step_residual(model: RewardModel, layout: Layout | None, elapsed: Array) -> Residual:
+    """Return how far a step that takes some time is from linear Gaussian; no time takes no step.
 
     Args:
-        layout: from `joint_layout`.
+        layout: from `joint_layout`; None without a clock, where the proof of the build covers the only step.
     """
-    return is_affine(measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0)))
+    if layout is None:
+        return Residual(*(jnp.full_like(elapsed, own) for own in NO_RESIDUAL))
+    return measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0))
 
 
 def derive_step(

@@ -11,6 +11,7 @@ from ppl_bandit.engines.checks import Info, make_info
 from ppl_bandit.engines.inner.density import (
     Posterior,
     absorb,
+    constant_after,
     coordinates_at,
     discount_towards_prior,
     is_resolved,
@@ -19,7 +20,7 @@ from ppl_bandit.engines.inner.density import (
 )
 from ppl_bandit.engines.inner.layout import REAL, Layout
 from ppl_bandit.engines.inner.reading import certify, read_rows
-from ppl_bandit.engines.proof.certificate import Residual, excess_of, is_affine, worst_of
+from ppl_bandit.engines.proof.certificate import Residual, excess_of, is_affine, middle_of, worst_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -72,9 +73,11 @@ def chunk_absorber(model: RewardModel, layout: Layout, discount: float = 1.0) ->
         naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals)
         start = posterior
         total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(counted, leaf, axes=1), naturals)
+        before_rows = posterior
         if discount < 1.0:
             start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
             total = jax.tree.map(jnp.add, total, prior_share)
+            before_rows = absorb(layout, start, prior_share, 0)
         after = absorb(layout, start, total, num_new)
         prior_here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), centre)
         found = certify(
@@ -91,6 +94,10 @@ def chunk_absorber(model: RewardModel, layout: Layout, discount: float = 1.0) ->
         )
         assert found.in_prior is not None
         is_held = is_resolved(layout, start, after, total, found.steps)
+        if layout.members.size:  # else nothing large cancels in the constant
+            rows_density = found.at_middle[0] if as_sum else jnp.sum(counted * found.at_middle)
+            constant = constant_after(layout, before_rows, after, middle_of(layout, after), rows_density)
+            after = after._replace(constant=constant)
         evidence = ChunkEvidence(found.residuals, found.in_prior, readings.is_possible, is_held)
         if not as_sum:
             return after, evidence

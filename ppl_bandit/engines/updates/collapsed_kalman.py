@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ppl_bandit.engines.checks import check_settings, checks_text
 from ppl_bandit.engines.explanation import explain, residual_text
@@ -44,11 +44,11 @@ from ppl_bandit.engines.proof.linear_step import (
     PREFIX,
     LinearStep,
     derive_step,
-    is_linear_step,
     joint_layout,
     predict,
     require_moving,
     shortest_step,
+    step_residual,
     time_text,
     two_steps,
 )
@@ -221,7 +221,7 @@ class _Given(NamedTuple):
         """Return how close the certificate of a row comes to failing: at most 1 if it is certified."""
         layout, view, single = self.split.layout, self.view(at), jax.tree.map(lambda leaf: leaf[None], row)
         after, readings = read_row(view, layout, law, single)
-        residual, is_held = certify_row(view, layout, law, after, readings, single)
+        residual, is_held, _ = certify_row(view, layout, law, after, readings, single)
         excess = excess_of(residual)
         return jnp.where(is_held & ~jnp.isnan(excess), excess, jnp.inf)
 
@@ -286,7 +286,8 @@ def collapsed_kalman(
         first = run_once(lambda: _Given(model, split).first_law(split.space.unconstrain(split.values))[0])
         split = split._replace(centre=np.asarray(reals_of(split.layout, first.mean)))
         shortest = shortest_step(model, split.layout, first, split.values) if model.has_clock else 0.0
-        is_certified_step = _step_certificate(model, split)
+        of_step = given(model, split.values)  # any outer values: the density of a step is proved analytic in them
+        joint = joint_layout(of_step) if model.has_clock else None
     own, layout, space = _Given(model, split), split.layout, split.space
 
     def start(key: Key) -> tuple[KalmanParticles, Window]:
@@ -316,7 +317,7 @@ def collapsed_kalman(
         # The proof holds for every value of the outer latents; the certificate is evaluated at two.
         first_of_each = jax.tree.map(lambda leaf: leaf[:, 0], (positions, laws))
         excess = jnp.max(jax.vmap(lambda at, law: own.excess(at, law, row))(*first_of_each))
-        excess = jnp.where(is_certified_step(elapsed), excess, jnp.inf)
+        excess = jnp.maximum(excess, excess_of(step_residual(of_step, joint, elapsed)))
         variances = jnp.diagonal(invert_blocks(after.precision), axis1=-2, axis2=-1)
         means = jnp.concatenate([positions, after.mean.reshape(*weights.shape, -1)], axis=-1)
         within = jnp.concatenate([jnp.zeros_like(positions), variances.reshape(*weights.shape, -1)], axis=-1)
@@ -348,15 +349,3 @@ def collapsed_kalman(
 def _each(function: Callable) -> Callable:
     """Return a function of one particle as a function of (2, H) particles."""
     return jax.vmap(jax.vmap(function))
-
-
-def _step_certificate(model: RewardModel, split: FilterSplit) -> Callable[[Array], Bool[Array, ""]]:
-    """Return a function of a time: whether its step is linear Gaussian. Without a clock, the proof at the build says so.
-
-    A step is certified at one value of the outer latents, as at the build: its density is proved analytic in them.
-    """
-    if not model.has_clock:
-        return lambda elapsed: jnp.array(True)
-    view = given(model, split.values)
-    joint = joint_layout(view)
-    return lambda elapsed: is_linear_step(view, joint, elapsed)

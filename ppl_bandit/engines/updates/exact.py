@@ -11,7 +11,6 @@ reads the law predicted to its own time. The state is one Gaussian, so that neit
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from ppl_bandit.engines.explanation import explain, explain_conjugate, family_na
 from ppl_bandit.engines.inner.density import (
     Posterior,
     absorb,
+    constant_after,
     coordinates_at,
     is_resolved,
     log_mass,
@@ -36,7 +36,7 @@ from ppl_bandit.engines.inner.layout import REAL, Layout
 from ppl_bandit.engines.inner.reading import RowReadings, certify, read_rows
 from ppl_bandit.engines.laws.marginals import marginals_of
 from ppl_bandit.engines.laws.mixture import find_infinite_means
-from ppl_bandit.engines.proof.certificate import Evidence, Residual, is_affine
+from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, is_affine, middle_of, worst_of
 from ppl_bandit.engines.proof.examination import examine, prove
 from ppl_bandit.engines.proof.linear_step import (
     Clock,
@@ -44,16 +44,16 @@ from ppl_bandit.engines.proof.linear_step import (
     derive_step,
     elapsed_until,
     first_clock,
-    is_linear_step,
     joint_layout,
     measure_step,
     predict,
     prove_step,
     require_moving,
     shortest_step,
+    step_residual,
     time_text,
 )
-from ppl_bandit.engines.refusals import refusal
+from ppl_bandit.engines.refusals import refusal, rounding_refusal
 from ppl_bandit.engines.updates.chunks import (
     MAX_ROWS_AT_ONCE,
     NUM_POINTS,
@@ -204,12 +204,9 @@ def kalman(model: RewardModel) -> Engine:
         )
         return kept, _Step(before.posterior, after, readings, elapsed)
 
-    def is_step(elapsed: Array) -> Array:
-        return jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed)
-
     def learn_chunk(state: KalmanState, rows: Interaction) -> tuple[KalmanState, ChunkEvidence]:
         after, steps = jax.lax.scan(learn, state, rows)
-        log_density, evidence = _certify_steps(model, layout, is_step, rows, steps)
+        log_density, evidence = _certify_steps(model, layout, joint if model.has_clock else None, rows, steps)
         return after._replace(log_evidence=state.log_evidence + log_density), evidence
 
     def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Info]:
@@ -255,6 +252,8 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
     residual = run_once(lambda: measure_step(model, layout))
     if not bool(is_affine(residual)):
         nats, tolerance = float(residual.nats), float(residual.tolerance)
+        if nats <= tolerance or not nats < np.inf:
+            raise rounding_refusal(model, layout, residual, f", in the step of {names}")
         raise refusal(
             model,
             f"has no Kalman filter: the step of {names} is not linear Gaussian",
@@ -272,38 +271,40 @@ def read_row(model: RewardModel, layout: Layout, before: Posterior, row: Interac
 
 def certify_row(
     model: RewardModel, layout: Layout, before: Posterior, after: Posterior, readings: RowReadings, row: Interaction
-) -> tuple[Residual, Bool[Array, ""]]:
-    """Return the residual of a row that was read by `read_row`, and whether jax's precision holds the posterior."""
+) -> tuple[Residual, Bool[Array, ""], Float[Array, ""]]:
+    """Return the residual of a row that `read_row` read, whether the precision holds the posterior, and its log density."""
     found = certify(model, layout, readings, row, before, after, NUM_POINTS)
     total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
     is_held = is_resolved(layout, before, after, total, found.steps)
-    return jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held
+    before = before._replace(constant=jnp.zeros_like(before.constant))
+    constant = constant_after(layout, before, after, middle_of(layout, after), found.at_middle[0])
+    log_density = log_mass(layout, after._replace(constant=constant)) - log_mass(layout, before)
+    return jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held, log_density
 
 
 def _certify_steps(
-    model: RewardModel, layout: Layout, is_step: Callable[[Array], Array], rows: Interaction, steps: _Step
+    model: RewardModel, layout: Layout, joint: Layout | None, rows: Interaction, steps: _Step
 ) -> tuple[Float[Array, ""], ChunkEvidence]:
     """Return the log density of the rows of steps, and their certificates, which are evaluated together.
 
     Args:
-        is_step: time elapsed -> whether the step that takes it is linear Gaussian.
+        joint: the layout of two steps; see `step_residual`.
     """
     assert rows.mask is not None
 
-    def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Array, Array]:
+    def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Residual, Array, Array]:
         single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
-        own = certify_row(model, layout, step.before, step.after, step.readings, single)
-        return *own, is_step(step.elapsed)
+        residual, is_held, log_density = certify_row(model, layout, step.before, step.after, step.readings, single)
+        return residual, step_residual(model, joint, step.elapsed), is_held, log_density
 
-    residuals, is_held, is_linear = jax.vmap(certify_one)(rows, steps)
-    mask, is_possible = rows.mask, steps.readings.is_possible[:, 0]
-    # A masked row has the residual of one that is affine.
-    residuals = Residual(*(jnp.where(mask, own, none) for own, none in zip(residuals, (0.0, 1.0, 0.0), strict=True)))
-    bent = jnp.where(jnp.all(is_linear | ~mask), 0.0, jnp.inf)
-    of_steps = Residual(bent, jnp.ones_like(bent), jnp.zeros_like(bent))
-    before, after = (jax.vmap(functools.partial(log_mass, layout))(laws) for laws in (steps.before, steps.after))
-    evidence = ChunkEvidence(residuals, of_steps, is_possible, jnp.all(is_held | ~mask))
-    return jnp.sum(jnp.where(mask, after - before, 0.0)), evidence
+    *residuals, is_held, log_densities = jax.vmap(certify_one)(rows, steps)
+    of_rows, of_steps = (
+        jax.tree.map(lambda own, none: jnp.where(rows.mask, own, none), found, NO_RESIDUAL) for found in residuals
+    )
+    evidence = ChunkEvidence(
+        of_rows, worst_of(of_steps), steps.readings.is_possible[:, 0], jnp.all(is_held | ~rows.mask)
+    )
+    return jnp.sum(jnp.where(rows.mask, log_densities, 0.0)), evidence
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import CHECKS, Info, make_info, stored_evidence, worst_values
 from ppl_bandit.engines.particles.diagnostics import notable_k_hat
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, weight_ess
 from ppl_bandit.engines.proof.linear_step import Clock, elapsed_until, first_clock
 from ppl_bandit.engines.updates.window import Window, extend
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -137,14 +137,7 @@ def filter_engine(
             known = parts.known(found.particles)
             after = after._replace(window=extend(state.window, row, elapsed, found.place, *known, new.weights))
         renewed = jax.lax.cond(new.is_uneven, lambda: renew(key_renew, after), lambda: after)
-        return renewed, make_info(
-            checks,
-            permanent=[parts.row_check],
-            num_refreshes=renewed.num_refreshes,
-            ess=new.ess,
-            log_evidence=renewed.log_evidence,
-            log_evidence_error=renewed.log_evidence_error,
-        )
+        return renewed, make_info(checks, permanent=[parts.row_check], ess=new.ess)
 
     def renew(key: Key, state: FilterState) -> FilterState:
         """Resample both filters, and move their static latents."""
@@ -169,9 +162,13 @@ def filter_engine(
 
     def update(key: Key, state: FilterState, interaction: Interaction) -> tuple[FilterState, Info]:
         after, info = _learn_in_order(learn, key, state, interaction, parts.row_check)
-        if parts.row_check != "certificate":
-            return after, info
-        return jax.tree.map(lambda new, old: jnp.where(info.may_recover, new, old), after, state), info
+        if parts.row_check == "certificate":
+            after = jax.tree.map(lambda new, old: jnp.where(info.may_recover, new, old), after, state)
+        return after, info._replace(
+            num_refreshes=after.num_refreshes,
+            log_evidence=after.log_evidence,
+            log_evidence_error=after.log_evidence_error,
+        )
 
     def sample(key: Key, state: FilterState, num_samples: int) -> Draws:
         key_pick, key_step, key_draw = jr.split(key, 3)
@@ -281,9 +278,8 @@ def _learn_in_order(
         number, is_counted, row = place
         return jax.lax.cond(is_counted, lambda: learn_one(jr.fold_in(key, number), carry, row), lambda: carry), None
 
-    blank = jax.eval_shape(learn, key, state, jax.tree.map(lambda leaf: leaf[0], rows._replace(mask=None)))[1]
-    # Nothing has failed before the first row: values that just pass.
-    info = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), blank)
-    info = info._replace(checks={name: jnp.full_like(own, CHECKS[name].bound) for name, own in info.checks.items()})
-    info = info._replace(is_full=jnp.array(False), is_unfinished=jnp.array(False))
+    names = jax.eval_shape(learn, key, state, jax.tree.map(lambda leaf: leaf[0], rows._replace(mask=None)))[1].checks
+    # Nothing has failed before the first row: values that just pass, and the particles' own effective sample size.
+    passing = {name: CHECKS[name].bound for name in names}
+    info = make_info(passing, ess=NUM_FILTERS * jnp.min(jax.vmap(weight_ess)(state.log_weights)))
     return jax.lax.scan(step, (state, info), (jnp.arange(num_rows), mask, rows._replace(mask=None)))[0]

@@ -31,7 +31,7 @@ def test_sums_of_rows_certify_a_conjugate_program():
         numpyro.sample("reward", dist.Binomial(2, rate[arm]))
 
     prior, evidence = examine_in_float64(RewardModel(visits, 3))
-    assert evidence.num_summed == 16 and evidence.num_rows == 72  # 24 rows of each arm
+    assert evidence.num_summed == 16 and evidence.num_rows == 24  # 8 rows of each arm
     assert is_affine(evidence.prior) and is_affine(evidence.likelihood)
     (group,) = prior.elements
     np.testing.assert_allclose(prior.elements[group], [[2.0, 3.0]] * 3)

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import engines
+from ppl_bandit import Bandit, BanditError, engines
 from ppl_bandit.engines.updates.exact import prove_linear_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
@@ -118,6 +118,37 @@ def refused(law):
 def test_a_step_that_is_not_linear_gaussian_is_refused(law):
     message = refused(law)
     assert "Kalman filter" in message and "affine in the others" in message
+
+
+def test_a_step_that_rounding_hides_is_not_called_bent():
+    message = refused(lambda level: dist.Normal(level, 1e-9))
+    assert "rounding alone could hide" in message and "in the step of 'level'" in message
+    assert "not linear Gaussian" not in message
+
+
+@pytest.mark.slow
+def test_a_row_after_a_step_that_bends_is_refused_in_the_words_of_a_step():
+    def bends(arm, context, *, previous=None, elapsed=1.0):
+        law = dist.Normal(0.0, 1.0)
+        if previous is not None:
+            law = dist.Normal(previous["level"] + jnp.square(previous["level"]) * jnp.maximum(elapsed - 5.0, 0.0), 0.5)
+        level = numpyro.sample("level", law)
+        numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
+
+    model = RewardModel(bends, 1, context={"time": 0.0})
+    engine = engines.kalman(model)
+    bandit = Bandit(model, engine=lambda _: engine, num_samples=20)
+    for time in (0.0, 1.0):
+        bandit.update(arm=0, reward=1.0, context={"time": time})
+    with pytest.raises(BanditError, match="the step to the time of these rewards is not linear Gaussian") as refusal:
+        bandit.update(arm=0, reward=1.0, context={"time": 10.0})
+    assert "prior" not in str(refusal.value)
+    with jax.enable_x64(True):
+        rows = Interaction(jnp.zeros(2, int), jnp.ones(2), {"time": jnp.array([0.0, 10.0])})
+        state, info = jax.device_get(jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows))
+        assert info.is_certified.all() and not info.is_trusted and state.posterior.num_rows == 0
+    (failure,) = info.failed_checks()
+    assert failure.startswith("the residual of a row, a step or the prior, relative to its tolerance, is")
 
 
 def test_engines_of_moving_and_of_other_programs_refuse_each_other():
