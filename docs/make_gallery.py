@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from ppl_bandit import Bandit, Environment, RewardModel
-from ppl_bandit.files.model_files import bundled_models, load_model
+from ppl_bandit.journal.model_files import bundled_models, load_model
 
 __all__ = ["HERE", "explained", "play", "sections_of"]
 

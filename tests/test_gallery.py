@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppl_bandit.files.model_files import bundled_models
+from ppl_bandit.journal.model_files import bundled_models
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,7 +11,7 @@ import pytest
 from numpyro import handlers
 from scipy import stats
 
-from ppl_bandit.files.model_files import bundled_models, load_model
+from ppl_bandit.journal.model_files import bundled_models, load_model
 
 PROMISED = (
     "bernoulli",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.engines.choose import candidates
-from ppl_bandit.files.model_files import ModelFileError, load_model
+from ppl_bandit.journal.model_files import ModelFileError, load_model
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
 

@@ -12,8 +12,8 @@ from ppl_bandit.comparison.engine_runs import simulate_rows
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.html_report import comparison_records, comparison_report, ranking_records, ranking_report
 from ppl_bandit.comparison.model_ranking import rank_models
-from ppl_bandit.files.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.inputs.data_files import read_data, write_data
+from ppl_bandit.journal.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

@@ -87,7 +87,7 @@ def _play(name: str, seed: int) -> DemoResult:
     import jax.random as jr
 
     from ppl_bandit import engines, selectors
-    from ppl_bandit.files.model_files import load_model
+    from ppl_bandit.journal.model_files import load_model
     from ppl_bandit.runtime.compile_ahead import quick_jit
     from ppl_bandit.simulation.environment import Environment
     from ppl_bandit.simulation.rollouts import rollout

@@ -13,8 +13,8 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import executor_of, make_selectors
 from ppl_bandit.display.figure_style import html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import safe_frame
-from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.inputs.numbers import Arms
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate

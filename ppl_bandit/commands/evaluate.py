@@ -20,10 +20,10 @@ from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.rejection import ProgramComparison, compare_programs
-from ppl_bandit.files.model_files import ModelFile, find_program, load_model
 from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.inputs.tables import read_plays
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.model_files import ModelFile, find_program, load_model
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 

@@ -12,11 +12,11 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import find_experiment
 from ppl_bandit.display.terminal import progress_reporter, safe_frame
-from ppl_bandit.files.model_files import find_program, load_model
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.model_files import find_program, load_model
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.replay import ReplayResult, recompute_posteriors, replay
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, ReadingEvent

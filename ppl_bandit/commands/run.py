@@ -7,7 +7,7 @@ import jax
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import engine_factory, executor_of, make_selectors
-from ppl_bandit.files.model_files import ModelFileError, load_model
+from ppl_bandit.journal.model_files import ModelFileError, load_model
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
 from ppl_bandit.simulation.simulate import simulate

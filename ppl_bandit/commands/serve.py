@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.files.experiments_file import open_experiments, open_sealer, read_config
+from ppl_bandit.files.experiments_file import open_experiments, read_config
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
@@ -25,17 +25,11 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     bandits, values = open_experiments(configured, arguments.role, progress)
     app = create_app(bandits, keys=keys, flag_values=values, closes=True)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    sealers = (
-        [open_sealer(bandits[name], own) for name, own in configured.items()] if arguments.role == "learner" else []
-    )
     progress(f"http://{host}:{arguments.port} has the dashboard; /docs lists the endpoints")
     try:
         serve(app, arguments.host, arguments.port, proxies=arguments.proxies)
     except KeyboardInterrupt:
         pass
-    finally:
-        for sealer in sealers:
-            sealer.close()
     return {"experiments": list(bandits)}, 0
 
 

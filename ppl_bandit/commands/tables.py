@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.files.model_files import ModelFile, bundled_models, load_model
 from ppl_bandit.inputs.data_frames import context_columns, contexts_from_columns
 from ppl_bandit.inputs.tables import Table, read_plays
+from ppl_bandit.journal.model_files import ModelFile, bundled_models, load_model
 from ppl_bandit.live.bandit import Bandit
 
 _LARGEST_DISPERSION = 1.5  # of the variance over that of a program; its intervals are 18% too narrow there, or too wide

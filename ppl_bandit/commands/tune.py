@@ -4,7 +4,7 @@ import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import engine_factory, executor_of, make_selectors
-from ppl_bandit.files.model_files import ModelFile, load_model
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.tune import tune
 

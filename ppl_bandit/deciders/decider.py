@@ -2,24 +2,27 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppl_bandit.arguments import check_flag
-from ppl_bandit.deciders.sealer import SnapshotExperiment, channel_of
+from ppl_bandit.deciders.sealer import SnapshotExperiment, channel_of, from_answer
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.identity import arguments_from_identity
 from ppl_bandit.journal.journal import Journal, check_location, parse_location
+from ppl_bandit.journal.model_files import find_program, load_model
 from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.stores.appending import encode
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
-from ppl_bandit.live.decisions import Decision, Slate
+from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
+_SECONDS_TO_LEARN = 4.0  # in which the process that learns answers; a request to a service ends after 5
 _PAUSE = 0.5  # seconds before the journal is tried again, and at most until `close` is seen
 
 
@@ -46,14 +49,15 @@ class DeciderHealth(NamedTuple):
 class Decider:
     """Decide from the newest posterior of an experiment in PostgreSQL that another process learns.
 
-    It reads no rewards, so its cost does not depend on them. Rewards go to the bandit that learns, whose process has a
-    `Sealer`. A decision is durable when it is returned.
+    It reads no rewards, so its cost does not depend on them. The bandit that learns has a `Sealer` in its process.
+    Rewards go to it, or to a decider, which passes them on. A decision is durable when it is returned.
 
     Args:
         url: of the journal, in PostgreSQL.
         name: of the experiment, which a `Bandit` has opened.
-        program: that the experiment was opened with; all settings are those that it was opened with.
-        context: the example context, for a program that takes one.
+        program: that the experiment was opened with; all settings are those that it was opened with. None takes it from the
+            model file that the journal names, which is executed.
+        context: the example context, for a program that takes one; None takes that of the model file.
         engine: the engine factory, if it is not part of this library.
         selector: the selector, if it is not part of this library.
         poll_every: seconds, or a timedelta, after which it looks for a snapshot if none was announced.
@@ -69,7 +73,7 @@ class Decider:
         self,
         url: str,
         name: str,
-        program: Callable | RewardModel,
+        program: Callable | RewardModel | None = None,
         *,
         context: Any = None,
         engine: Callable[[RewardModel], Engine] | None = None,
@@ -93,8 +97,11 @@ class Decider:
         try:
             store.check_name(check_text(name, "name"))
             store.prepare_staging()
-            identity = read_header(store, name).identity
-            arguments = {"context": context} | arguments_from_identity(identity, engine, selector)
+            header = read_header(store, name)
+            if program is None:
+                file = load_model(find_program(header, url, "a decider", "pass it, as in Decider(url, name, program)"))
+                program, context = file.program, file.context if context is None else context
+            arguments = {"context": context} | arguments_from_identity(header.identity, engine, selector)
             journal = Journal.of(store, backend.label)
             self._bandit = _SnapshotBandit(program, journal=journal, name=name, **arguments)
         except BaseException:
@@ -141,6 +148,24 @@ class Decider:
         """Make many decisions at once; as `Bandit.select_many`."""
         options: Any = {"allowed": allowed, "units": units, "request_ids": request_ids}
         return self._bandit.select_many(contexts, num_decisions=num_decisions, **options)
+
+    def update(self, decision: Decision | str, reward: Any, **options: Any) -> bool:
+        """Pass a reward on to the bandit that learns, and return whether it was new; as `Bandit.update`.
+
+        Args:
+            options: its other arguments, by name.
+
+        Raises:
+            JournalTimeout: if no process learns now; the reward is recorded, and learnt as soon as one does.
+        """
+        (result,) = self.update_each([{"decision": decision, "reward": reward, **options}])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
+        """Pass rewards of decisions on to the bandit that learns; as `Bandit.update_each`."""
+        return self._bandit.update_each(rows)
 
     def health(self) -> DeciderHealth:
         """Return whether decisions can be recorded, and how new the posterior behind them is; it never raises JournalError."""
@@ -198,6 +223,24 @@ class _SnapshotBandit(Bandit):
         """Begin with the state that was opened."""
         self._experiment = followed = SnapshotExperiment(self._experiment, max_staleness)
         return followed
+
+    def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
+        """Let the bandit that learns learn from rewards of decisions, and return its answers."""
+        if not isinstance(rows, Sequence) or any(not isinstance(row, Mapping) for row in rows):
+            raise ValueError(f"rows must be a list of mappings, the arguments of `update` by name, got {rows!r}")
+        found: list[Any] = [None] * len(rows)
+        given: dict[int, str] = {}
+        for index, row in enumerate(rows):
+            try:
+                given[index] = encode({**row, "decision": decision_id(row.get("decision"))})
+            except (ValueError, TypeError) as error:
+                found[index] = error
+        store, name = self._experiment.store, self._experiment.name
+        with call_within(store.timeout):
+            answers = store.report(name, list(given.values()), _SECONDS_TO_LEARN) if given else []
+        for index, answer in zip(given, answers, strict=True):
+            found[index] = from_answer(answer)
+        return found
 
     def _expire_overdue(self) -> int:
         return 0  # the bandit that learns settles overdue decisions

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit import types
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.checkpoints import load_checkpoint, make_checkpoint
 from ppl_bandit.journal.events import Event
@@ -24,8 +25,10 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import identity_differences
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.projection import Projection, initial_projection
-from ppl_bandit.journal.stores.store import JournalError, call_within
+from ppl_bandit.journal.stores.appending import decode, encode
+from ppl_bandit.journal.stores.store import JournalError, call_within, seconds_left
 from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.types import BanditError
 
 
 def channel_of(experiment: str) -> str:
@@ -164,6 +167,26 @@ _SEALING = 1.0  # seconds in each round, at most; more if rounds are seldom
 _SAYING = 0.25  # seconds after which deciders are told that nothing has changed
 
 
+def as_answer(result: bool | Exception) -> str:
+    """Return what was done with a reported reward, as the decider that passed it on reads it."""
+    if not isinstance(result, Exception):
+        return encode({"recorded": result})
+    return encode({"error": type(result).__name__, "text": str(result), "entry": getattr(result, "entry", "")})
+
+
+def from_answer(answer: str) -> bool | Exception:
+    """Return what `as_answer` has written."""
+    found = decode(answer)
+    if "recorded" in found:
+        return found["recorded"]
+    kind = getattr(types, found["error"], ValueError)
+    return (
+        kind(found["text"], *filter(None, [found["entry"]]))
+        if issubclass(kind, BanditError)
+        else ValueError(found["text"])
+    )
+
+
 class SealerHealth(NamedTuple):
     """State of a sealer.
 
@@ -203,7 +226,7 @@ class Sealer:
         seconds = as_seconds(publish_every, "publish_every")
         if seconds < _SHORTEST:
             raise ValueError(f"publish_every must be at least {_SHORTEST:g} seconds, got {seconds:g}")
-        self._bandit, self._experiment, self._seconds = bandit, bandit._experiment, seconds
+        self.bandit, self._experiment, self._seconds = bandit, bandit._experiment, seconds
         self._experiment.store.prepare_staging()
         self._reason, self._closed, self._said_at = "", threading.Event(), -math.inf
         self._published: Projection | None = None
@@ -226,11 +249,11 @@ class Sealer:
         return SealerHealth(not reason, self._is_leading, reason, version, num_unsealed)
 
     def close(self) -> None:
-        """Seal what is staged, and end; the bandit stays open."""
+        """Seal what is staged, as far as a round does, and end; the bandit stays open."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(seconds_left())
         try:
-            if self._is_leading and not self._bandit._is_closed:
+            if self._is_leading and not self.bandit._is_closed and not self._thread.is_alive():
                 self._round()
         finally:
             self._step_down()
@@ -247,6 +270,7 @@ class Sealer:
         experiment, before, now = self._experiment, self._published, time.monotonic()
         # A backlog, of hours without a sealer, is no reason to publish nothing: it is sealed in several rounds.
         experiment.store.seal(experiment.name, max(_SEALING, self._seconds))
+        self._learn_reported()
         self._published, announced = publish(experiment, before)
         if announced:
             self._announced, self._said_at = announced, now
@@ -256,6 +280,18 @@ class Sealer:
                 return
             experiment.store.say_newest(experiment.name, channel_of(experiment.name))
             self._said_at = now
+
+    def _learn_reported(self) -> None:
+        """Learn the rewards that were reported to deciders, and answer each."""
+        store = self._experiment.store
+        if reported := store.reported(self._experiment.name):
+            try:
+                results = self.bandit.update_each([decode(row) for row in reported.values()])
+            except JournalError:
+                raise
+            except Exception as error:  # it must not keep those behind it
+                results = [error] * len(reported)
+            store.answer(dict(zip(reported, map(as_answer, results), strict=True)))
 
     def _is_leader(self) -> bool:
         """Return whether this process holds the lock; without it, try to get it a few times a second."""
@@ -272,7 +308,7 @@ class Sealer:
         return is_leading
 
     def _run(self) -> None:
-        while not self._closed.wait(self._seconds) and not self._bandit._is_closed:
+        while not self._closed.wait(self._seconds) and not self.bandit._is_closed:
             try:
                 self._round()
                 self._reason = ""

@@ -1,1 +1,1 @@
-"""Files of users: programs, the experiments that a service serves, and its keys."""
+"""Files of users: the experiments that a service serves, and its keys."""

@@ -12,8 +12,8 @@ from typing import Any
 from ppl_bandit import engines, selectors
 from ppl_bandit.deciders.decider import Decider
 from ppl_bandit.deciders.sealer import Sealer
-from ppl_bandit.files.model_files import ModelFile, load_model
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.live.bandit import Bandit
 
 SELECTORS = ("bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two")
@@ -79,21 +79,22 @@ def _loaded(model: str) -> ModelFile:
 
 def open_experiments(
     configured: Mapping[str, Mapping[str, Any]], role: str = "all", progress: Callable[[str], None] = lambda line: None
-) -> tuple[dict[str, Bandit | Decider], dict[str, dict[Any, Any]]]:
-    """Open experiments; return {name in the address: bandit, or decider}, and {name: {arm: value of its flag}}.
+) -> tuple[dict[str, Bandit | Sealer | Decider], dict[str, dict[Any, Any]]]:
+    """Open experiments; return {name in the address: what `create_app` serves}, and {name: {arm: value of its flag}}.
 
     Args:
         configured: {name: settings}, as `read_config` returns them.
-        role: of the process; that of "decider" opens deciders.
+        role: of the process: "decider" opens deciders, "learner" sealers of its bandits.
     """
     journals: dict[str, Journal] = {}
-    found: dict[str, Bandit | Decider] = {}
+    found: dict[str, Bandit | Sealer | Decider] = {}
     values = {}
     for name, own in configured.items():
         progress(f"{name}: reading the program and opening the journal")
-        found[name] = open_decider(name, own) if role == "decider" else open_bandit(name, own, journals)
+        opened = open_decider(name, own) if role == "decider" else open_bandit(name, own, journals)
+        found[name] = open_sealer(opened, own) if role == "learner" else opened
         if "values" in own:  # the keys of TOML are texts, also those of numbered arms
-            arms = {str(arm): arm for arm in found[name].arms}
+            arms = {str(arm): arm for arm in opened.arms}
             values[name] = {arms.get(key, key): value for key, value in own["values"].items()}
     return found, values
 

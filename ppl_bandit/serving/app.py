@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
 from ppl_bandit.deciders.decider import Decider
+from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.files.experiments_file import open_experiments, read_config
 from ppl_bandit.files.keys import KeyFile
 from ppl_bandit.journal.stores.store import JournalError, call_within
@@ -32,7 +33,7 @@ from ppl_bandit.serving.hot import HotRoutes, LimitedRoutes
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.openapi import complete_document, document_hot
 from ppl_bandit.serving.problems import Problem, as_problem
-from ppl_bandit.serving.served_decider import ServedDecider
+from ppl_bandit.serving.served_decider import ServedDecider, ServedLearner
 from ppl_bandit.types import BanditError
 
 logger = logging.getLogger("ppl_bandit.serving")
@@ -56,7 +57,7 @@ class _Application(FastAPI):
 
 
 def create_app(
-    experiments: Mapping[str, Bandit | Decider] | str | PathLike,
+    experiments: Mapping[str, Bandit | Sealer | Decider] | str | PathLike,
     *,
     keys: str | PathLike | KeyFile | None = None,
     flag_values: Mapping[str, Mapping[Any, Any]] | None = None,
@@ -66,8 +67,9 @@ def create_app(
     """Return the ASGI application of some experiments, for any ASGI server.
 
     Args:
-        experiments: {name in the address: bandit}; or deciders, which answer decisions and monitoring alone; or the path of a
-            file of experiments, which are opened, and closed when the application stops.
+        experiments: {name in the address: bandit}, or the sealer of a bandit that learns for deciders; or deciders, which
+            answer decisions, rewards and monitoring alone; or the path of a file of experiments, which are opened, and closed
+            when the application stops.
         keys: the file of keys; None answers callers on this machine alone.
         flag_values: {experiment: {arm: value}} of OpenFeature flags; without it the value is the arm.
         limits: of each queue.
@@ -92,15 +94,17 @@ def create_app(
             raise ValueError(
                 f"the experiment {name!r} must have a name of letters, digits, '_', '.' and '-', at most 100"
             )
-        if not isinstance(bandit, Bandit | Decider):
-            raise ValueError(f"experiments[{name!r}] must be a Bandit or a Decider, got {type(bandit).__name__}")
+        if not isinstance(bandit, Bandit | Sealer | Decider):
+            raise ValueError(f"experiments[{name!r}] must be a Bandit, Sealer or Decider, got {type(bandit).__name__}")
         values = (flag_values or {}).get(name)
-        if values is not None and set(values) != set(bandit.arms):
-            raise ValueError(f"flag_values[{name!r}] must have a value for each of the arms {bandit.arms}")
-        if isinstance(bandit, Decider):
-            served[name] = ServedDecider(name, bandit, values=values, limits=limits or Limits())
+        arms = (bandit.bandit if isinstance(bandit, Sealer) else bandit).arms
+        if values is not None and set(values) != set(arms):
+            raise ValueError(f"flag_values[{name!r}] must have a value for each of the arms {arms}")
+        given: Any = {"values": values, "limits": limits or Limits()}
+        if isinstance(bandit, Bandit):
+            served[name] = ServedExperiment(name, bandit, **given)
         else:
-            served[name] = ServedExperiment(name, bandit, values=values, limits=limits or Limits())
+            served[name] = (ServedLearner if isinstance(bandit, Sealer) else ServedDecider)(name, bandit, **given)
     decides_only = {isinstance(own, ServedDecider) for own in served.values()}
     if len(decides_only) > 1:
         raise ValueError("experiments has bandits and deciders: one application serves bandits, another the deciders")

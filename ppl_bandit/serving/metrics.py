@@ -86,6 +86,8 @@ class Metrics:
             "pending": gauge("pending_decisions", "Decisions whose reward has not come."),
             "overdue": gauge("overdue_decisions", "Pending decisions that are older than the reward window."),
             "alarms": gauge("alarms", "Alarms that are raised now."),
+            "unsealed": gauge("unsealed_decisions", "Decisions of deciders that are recorded beside the stream."),
+            "is_leading": gauge("is_leading", "1 if this process seals and publishes for deciders, 0 if it waits."),
             "posterior_age": gauge(
                 "posterior_age_seconds",
                 "Seconds since the newest reward was reported, to any process; of a decider, the age of its snapshot.",

@@ -1,4 +1,4 @@
-"""An experiment of which this process makes decisions only: rewards, reports and administration are the learner's."""
+"""What is behind an address when one process learns and others decide."""
 
 import logging
 import time
@@ -6,17 +6,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppl_bandit.deciders.decider import Decider
+from ppl_bandit.deciders.sealer import Sealer
 from ppl_bandit.serving.batches import Limits
 from ppl_bandit.serving.experiments import ServedExperiment
-from ppl_bandit.serving.problems import Problem
 
 logger = logging.getLogger("ppl_bandit.serving")
 
-_NOT_HERE = "this process makes decisions only: send rewards to the process that was started with --role learner"
+
+class ServedLearner(ServedExperiment):
+    """A bandit that learns for deciders, behind an address."""
+
+    def __init__(self, name: str, sealer: Sealer, *, values: Mapping[Any, Any] | None = None, limits: Limits):
+        super().__init__(name, sealer.bandit, values=values, limits=limits)
+        self._sealer, self._sealing = sealer, sealer.health()
+
+    def not_ready(self) -> str:
+        """Return why the experiment is not ready; empty if it is."""
+        return super().not_ready() or ("" if self._sealing.is_working else "decisions of deciders are not sealed")
+
+    def check_journal(self) -> None:
+        """Try whether the journal can be written now, and look whether deciders are served."""
+        super().check_journal()
+        before, self._sealing = self._sealing, self._sealer.health()
+        if before.is_working and not self._sealing.is_working:
+            logger.error("%s: decisions of deciders are not sealed: %s", self.name, self._sealing.reason)
+        if before.is_leading != self._sealing.is_leading:
+            logger.info(
+                "%s: this process %s deciders", self.name, ("waits beside", "seals for")[self._sealing.is_leading]
+            )
+
+    def gauges(self) -> dict[str, float]:
+        """Return the numbers of the metrics."""
+        unsealed = self._sealing.num_unsealed
+        return super().gauges() | {
+            "is_leading": float(self._sealing.is_leading),
+            "unsealed": float("nan") if unsealed is None else float(unsealed),
+        }
+
+    def close(self) -> None:
+        """Seal what is staged, and close the bandit."""
+        try:
+            self._sealer.close()
+        finally:
+            super().close()
 
 
 class ServedDecider(ServedExperiment):
-    """A decider behind an address."""
+    """A decider behind an address: reports and administration are the learner's."""
 
     def __init__(self, name: str, decider: Decider, *, values: Mapping[Any, Any] | None = None, limits: Limits):
         super().__init__(name, decider._bandit, values=values, limits=limits)
@@ -43,5 +79,5 @@ class ServedDecider(ServedExperiment):
         """Close the decider."""
         self._decider.close()
 
-    def _learn(self, requests: Sequence[Any]) -> list[Any]:
-        return [Problem(409, "decider", _NOT_HERE)] * len(requests)
+    def _learnt_together(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        return [rows] if rows else []  # the learner divides them

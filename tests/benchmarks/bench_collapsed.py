@@ -24,7 +24,7 @@ import numpyro.distributions as dist
 from accuracy_table import run_parts
 
 from ppl_bandit import engines
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.xla_options import in_order_options
 from ppl_bandit.types import Interaction

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from ppl_bandit import engines
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

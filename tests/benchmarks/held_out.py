@@ -22,7 +22,7 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Environment, engines
 from ppl_bandit.display.terminal import markdown_table
-from ppl_bandit.files.model_files import ModelFile, load_model
+from ppl_bandit.journal.model_files import ModelFile, load_model
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate, standard_error
 from ppl_bandit.simulation.tune import candidates, simulate_candidates
 

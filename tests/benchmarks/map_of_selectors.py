@@ -23,7 +23,7 @@ import numpy as np
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.terminal import markdown_table
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.paper.settings import bernoulli_program
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.executors import Study, prepare

@@ -11,7 +11,7 @@ import pytest
 from ppl_bandit.commands import demo
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 
 from ppl_bandit import Bandit, selectors
 from ppl_bandit.commands.cli import main
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 
 MODEL = """
 import numpyro

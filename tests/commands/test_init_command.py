@@ -7,7 +7,7 @@ import pytest
 
 from ppl_bandit.commands.cli import main
 from ppl_bandit.files.experiments_file import read_config
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 
 
 def test_a_project_has_a_program_settings_and_a_test(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from ppl_bandit import Bandit, Journal
 from ppl_bandit.commands.cli import main
-from ppl_bandit.files.model_files import find_program, load_model
+from ppl_bandit.journal.model_files import find_program, load_model
 from ppl_bandit.journal.open_experiment import ExperimentHeader
 from ppl_bandit.journal.stores.store import JournalError
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ppl_bandit.files.model_files import ModelFileError, bundled_models, load_model
+from ppl_bandit.journal.model_files import ModelFileError, bundled_models, load_model
 
 PROGRAM = """
 import numpyro

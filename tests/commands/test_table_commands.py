@@ -10,8 +10,8 @@ from scipy import stats
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
 from ppl_bandit.commands.tables import choose_program
-from ppl_bandit.files.model_files import bundled_models
 from ppl_bandit.inputs.tables import Table
+from ppl_bandit.journal.model_files import bundled_models
 
 SUCCESSES, PLAYS = {"a": 20, "b": 45}, 200
 

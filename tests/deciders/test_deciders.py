@@ -1,5 +1,7 @@
 """Several deciders and one bandit that learns, on a real PostgreSQL server."""
 
+import asyncio
+import contextlib
 import math
 import re
 import sys
@@ -13,11 +15,24 @@ import numpyro.distributions as dist
 import pytest
 from shared_models import bernoulli_bandit, bernoulli_parts
 
-from ppl_bandit import Bandit, Decider, Design, ExperimentStopped, Journal, JournalError, RequestIdReused, Sealer
+from ppl_bandit import (
+    AlreadyRewarded,
+    Bandit,
+    Decider,
+    Design,
+    ExperimentStopped,
+    Journal,
+    JournalError,
+    JournalTimeout,
+    RequestIdReused,
+    Sealer,
+    UnknownDecision,
+)
 from ppl_bandit.commands.cli import main
 from ppl_bandit.journal.audit import knowledge_age
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import ARMS, DECIDED, REWARDED
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.repeats import decision_events
 from ppl_bandit.journal.replay import replay
@@ -32,6 +47,21 @@ import postgres_server  # noqa: E402
 pytestmark = pytest.mark.skipif(
     postgres_server.find_binaries() is None, reason="no PostgreSQL server here: install Debian's postgresql"
 )
+
+
+PROGRAM = """
+import numpyro
+import numpyro.distributions as dist
+
+num_arms = 2
+context = {"age": 1.0}
+
+
+def clicks(arm, context):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(rate[arm] * context["age"], 1.0))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -413,6 +443,92 @@ def test_a_design_ends_for_all_deciders(server):
         assert bandit.look().ending != "" and replayed(bandit).position is None
 
 
+def test_rewards_may_go_to_a_decider_which_passes_them_on(server, monkeypatch):
+    name = "passed on"
+    monkeypatch.setattr("ppl_bandit.deciders.decider._SECONDS_TO_LEARN", 0.2)
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        made = decider.select_many(num_decisions=4)
+        with pytest.raises(JournalTimeout, match="1 rewards are recorded and not learnt"):
+            decider.update(made[0], 1)
+        monkeypatch.setattr("ppl_bandit.deciders.decider._SECONDS_TO_LEARN", 60.0)
+        with Sealer(bandit, publish_every=0.02):
+            assert bandit.num_rewards == 1  # as soon as a process learns
+            assert decider.update(made[0], 1) is False and decider.update(made[1].id, 0, request_id="r") is True
+            with pytest.raises(AlreadyRewarded, match="already has the reward"):
+                decider.update(made[0], 0)
+            rows = [(made[2], 1), ("unknown", 1), (made[3], 0.5), (made[3], float("nan")), (made[3], 0), (3, 1)]
+            found = decider.update_each([{"decision": one, "reward": reward} for one, reward in rows])
+            assert found[0] is found[4] is True
+            assert [type(one) for one in found[1:4]] == [UnknownDecision, ValueError, ValueError]
+            assert isinstance(found[5], ValueError) and decider.update_each([]) == []
+            forged = "INSERT INTO ppl_bandit_reported (id, experiment, arguments) VALUES ('a', %s, '[')"
+            change(server.url, forged, name)
+            wait_for(lambda: not bandit._experiment.store.reported(name))  # it keeps no others
+            assert decider.update(made[3], 0) is False
+            wait_for(follows(decider, bandit))
+        assert bandit.num_rewards == 4
+
+
+def test_a_decider_finds_the_program_that_the_journal_names(server, tmp_path):
+    path = tmp_path / "clicks.py"
+    path.write_text(PROGRAM)
+    file = load_model(f"{path}:clicks")
+    with Bandit(file.program, 2, context=file.context, journal=server.url, name="found", num_samples=50):
+        with Decider(server.url, "found") as decider:
+            assert decider.select({"age": 3.0}).id
+        path.write_text(PROGRAM.replace("num_arms", "n"))
+        with pytest.raises(
+            JournalError, match=r"a decider needs the program: pass it, as in Decider\(url, name, program\)"
+        ):
+            Decider(server.url, "found")
+
+
+def test_a_service_that_learns_closes_its_sealer_and_says_how_it_is(server, monkeypatch):
+    serving = pytest.importorskip(
+        "ppl_bandit.serving", reason="serving is not installed: pip install ppl_bandit[serve]"
+    )
+    name = "served"
+
+    async def serve(app, sealer, decider):
+        async with app.router.lifespan_context(app):
+            served = app.hot._gate.experiments[name]
+            while served.state != "ready":
+                await asyncio.sleep(0.05)
+            assert served.not_ready() == "" and served.gauges()["is_leading"] == 1.0
+            decider.select()
+            whole = "UPDATE ppl_bandit_staged SET events = replace(events, %s, %s) WHERE experiment = %s"
+            for there, instead, is_ready in (("absorbed", "absorbe", False), ("absorbe", "absorbed", True)):
+                change(server.url, whole, there, instead, name)
+                try:
+                    sealer._round()
+                    sealer._reason = ""
+                except JournalError as error:  # as in its thread
+                    sealer._reason = str(error)
+                served.check_journal()
+                assert served.not_ready() == ("" if is_ready else "decisions of deciders are not sealed")
+                line = f'ppl_bandit_unsealed_decisions{{experiment="{name}"}} {0.0 if is_ready else 1.0}'
+                assert line in served.metrics.text().decode()
+            decider.select()
+
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        monkeypatch.setattr(bandit, "warm_up", lambda batches: None)
+        sealer = Sealer(bandit, publish_every=600.0)
+        asyncio.run(serve(serving.create_app({name: sealer}, closes=True), sealer, decider))
+        assert not sealer.health().is_leading and bandit._is_closed
+        with Journal(server.url, read_only=True) as journal:
+            assert journal.num_unsealed(name) == 0
+
+
+def test_a_decider_that_hears_no_notification_looks_for_snapshots(server, monkeypatch):
+    name = "deaf"
+    listen = contextlib.contextmanager(lambda self, channel: (yield lambda seconds: time.sleep(seconds)))
+    monkeypatch.setattr("ppl_bandit.journal.stores.postgres.PostgresBackend.listen", listen)
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, Sealer(bandit, publish_every=0.02):
+        with open_decider(server.url, name, poll_every=0.1) as decider:
+            bandit.update(decider.select(), 1)
+            wait_for(follows(decider, bandit))
+
+
 def test_exactly_one_sealer_works_and_another_takes_over(server):
     name = "takeover"
     with bernoulli_bandit(journal=server.url, name=name) as bandit:
@@ -521,7 +637,9 @@ def test_decisions_survive_a_server_that_is_killed_and_are_recorded_once(server)
             made = [decider.select()]
             server.stop()  # at once, as after a power cut
             threading.Timer(0.5, server.start).start()
-            made += decider.select_many(num_decisions=2)  # waits, and is recorded once
+            units = ["u", "v", None, None]
+            made += decider.select_many(num_decisions=4, units=units, request_ids=[None, "r", "s", None])  # waits
+            made[2:4] = [decider.select(unit="v", request_id="r"), decider.select(request_id="s")]  # the same
             made += [decider.select() for _ in range(5)]
             bandit.update(made[1], 1)
             wait_for(lambda: decider.health().version >= 3)  # it follows again

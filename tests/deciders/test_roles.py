@@ -57,20 +57,28 @@ def test_a_learner_and_a_decider_serve_one_experiment_and_the_learner_may_be_rep
         many = decider.call("POST", f"{DECISIONS}/batch", {"requests": [{}, {"unit": "u"}]})[2]["decisions"]
         assert many[1]["id"] == one["id"]
         assert learner.call("POST", DECISIONS, {"unit": "u"})[2]["id"] == one["id"]  # a learner decides too
-        status, _, problem = decider.call("POST", REWARDS, {"decision": one["id"], "reward": 1})
-        assert status == 409 and "--role learner" in problem["detail"]
-        assert learner.call("POST", REWARDS, {"decision": one["id"], "reward": 1})[:3:2] == (200, {"recorded": True})
+        reward = {"decision": one["id"], "reward": 1}
+        assert decider.call("POST", REWARDS, reward)[:3:2] == (200, {"recorded": True})  # the learner's answer
+        assert learner.call("POST", REWARDS, reward)[:3:2] == (200, {"recorded": False})
+        assert decider.call("POST", REWARDS, reward | {"reward": 0})[0] == 409
+        rewards = {"rewards": [{"decision": "unknown", "reward": 1}, {"decision": many[0]["id"], "reward": 1}]}
+        results = decider.call("POST", f"{REWARDS}/batch", rewards)[2]["results"]
+        assert results[0]["problem"]["status"] == 404 and results[1] == {"recorded": True}
         wait_for(lambda: decider.call("POST", DECISIONS, {})[2]["version"] > one["version"])
         assert decider.call("GET", "/v1/experiments/banner/report")[0] == 404 == decider.call("GET", "/")[0]
         assert learner.call("GET", "/v1/experiments/banner/report")[0] == 200
         learner.process.kill()
         learner.process.wait()
         wait_for(lambda: decider.call("GET", "/readyz")[0] == 503)
-        assert decider.call("POST", DECISIONS, {})[0] == 200  # decisions go on, with an alarm
+        status, _, last = decider.call("POST", DECISIONS, {})
+        assert status == 200  # decisions go on, with an alarm
+        assert (
+            decider.call("POST", REWARDS, {"decision": many[0]["id"], "reward": 0})[0] == 504
+        )  # recorded, not learnt yet
         assert 'ppl_bandit_alarms{experiment="banner"} 1.0' in decider.call("GET", "/metrics")[2]
         other = start("learner")
         wait_for(lambda: decider.call("GET", "/readyz")[0] == 200)
-        assert other.call("POST", REWARDS, {"decision": many[0]["id"], "reward": 0})[0] == 200
+        assert other.call("POST", REWARDS, {"decision": last["id"], "reward": 0})[0] == 200
         assert decider.stop() < 15 and other.stop() < 15
         assert "Traceback" not in decider.log.read_text() + other.log.read_text()
         with Journal(server.url) as journal:

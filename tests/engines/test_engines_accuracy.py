@@ -24,7 +24,7 @@ from scipy.special import polygamma
 
 from ppl_bandit import engines
 from ppl_bandit.engines.particles.space import unconstrained_space
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

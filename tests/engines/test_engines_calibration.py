@@ -16,7 +16,7 @@ from scipy.stats import chi2
 
 from ppl_bandit import engines
 from ppl_bandit.engines.particles.space import unconstrained_space
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

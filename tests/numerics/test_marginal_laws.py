@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.numerics import best_arm_probs, marginal_laws
 
 BETAS = {

@@ -29,7 +29,7 @@ from ppl_bandit import (
     engines,
     selectors,
 )
-from ppl_bandit.files.model_files import bundled_models, load_model
+from ppl_bandit.journal.model_files import bundled_models, load_model
 from ppl_bandit.posterior import warm_start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.tracing import forbid_programs

@@ -211,6 +211,13 @@ async def answer_of(app, path, method="GET", body=b""):
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode()
 
 
+def quick_bandit(**options):
+    """Return a bandit that is ready at once: a service of its own process compiles batches in other tests."""
+    bandit = bernoulli_bandit(3, **options)
+    bandit.warm_up = lambda batches: None
+    return bandit
+
+
 def in_application(app, ask):
     """Run a coroutine while an application is ready."""
 
@@ -228,28 +235,25 @@ STATE = "/v1/experiments/a"
 
 def test_readers_of_a_journal_that_does_not_answer_wait_no_longer_than_one_of_them(monkeypatch):
     """They wait for one attempt together, and hold none of the threads that a pause or the metrics need."""
-    bandit, calls = bernoulli_bandit(3), []
+    bandit, calls, release = quick_bandit(), [], threading.Event()
 
     def report():
-        calls.append(1)
-        time.sleep(0.4)
+        calls.append(release.wait(20))
         raise JournalTimeout("no answer")
 
     monkeypatch.setattr(bandit, "report", report)
     app = create_app({"a": bandit})
 
     async def ask():
-        begun = time.monotonic()
         readers = [asyncio.create_task(answer_of(app, f"{STATE}/report")) for _ in range(60)]
         await asyncio.sleep(0.05)
         others = [await answer_of(app, "/metrics"), await answer_of(app, f"{STATE}/pause", "POST")]
-        seconds = [time.monotonic() - begun]
-        found = await asyncio.gather(*readers)
-        return others, {status for status, _ in found}, [*seconds, time.monotonic() - begun]
+        release.set()
+        return others, {status for status, _ in await asyncio.gather(*readers)}
 
-    others, statuses, (soon, last) = in_application(app, ask)
+    others, statuses = in_application(app, ask)
     assert [status for status, _ in others] == [200, 204] and statuses == {504}
-    assert soon < 0.35 and last < 1.2 and len(calls) <= 2  # the pause lets them try again
+    assert calls in ([True], [True, True])  # the pause lets them try again
 
 
 def test_what_is_shown_of_an_experiment_is_that_of_now_whoever_changed_it(tmp_path):
@@ -258,7 +262,7 @@ def test_what_is_shown_of_an_experiment_is_that_of_now_whoever_changed_it(tmp_pa
         now = time.time()
         clock.setattr(time, "time", lambda: now - 3 * day)
         first.update(first.select(), 1.0)
-    other, bandit = (bernoulli_bandit(3, journal=journal) for _ in range(2))
+    other, bandit = (quick_bandit(journal=journal) for _ in range(2))
     app = create_app({"a": bandit})
 
     async def ask():
@@ -280,7 +284,7 @@ def test_what_is_shown_of_an_experiment_is_that_of_now_whoever_changed_it(tmp_pa
 
 def test_a_request_that_does_not_arrive_whole_is_ended_whatever_it_asks_for(monkeypatch):
     monkeypatch.setattr(server, "_SECONDS_FOR_REQUEST", 0.4)
-    app = create_app({"a": bernoulli_bandit(3)})
+    app = create_app({"a": quick_bandit()})
     config = uvicorn.Config(app, http=server.LimitedProtocol, lifespan="off", log_config=None)
     config.load()
     state = uvicorn.server.ServerState()
@@ -314,7 +318,7 @@ def test_a_request_that_does_not_arrive_whole_is_ended_whatever_it_asks_for(monk
 
 def test_any_server_runs_the_application_and_a_page_shows_all_of_many_arms(monkeypatch):
     monkeypatch.setattr(dashboard, "_NUM_ROWS", 2)  # many are more than these
-    bandit = bernoulli_bandit(3)
+    bandit = quick_bandit()
     app = create_app({"many": bandit})
 
     async def ask():

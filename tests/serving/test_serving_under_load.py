@@ -238,6 +238,9 @@ def test_hostile_requests_leave_it_serving(folder):
     """Malformed, oversized, slow and half-closed requests."""
     rng = random.Random(0)
     head = b"POST /v1/experiments/default/decisions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    heads = [head, head.replace(b"decisions", b"arms")]
+    heads += [head.replace(b"POST", b"PUT").replace(b"decisions", b"decisions/d/reward")]
+    heads += [head.replace(b"/v1/experiments/default/decisions", b"/login")]
     cases = [
         b"\x00" * 50,
         b"GET / HTTP/9.9\r\n\r\n",
@@ -261,7 +264,7 @@ def test_hostile_requests_leave_it_serving(folder):
     def send(number):
         for _ in range(number):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", service.port), 0.3) as caller:
-                caller.sendall(rng.choice(cases))
+                caller.sendall(rng.choice(cases).replace(head, rng.choice(heads)))
                 if rng.random() < 0.3:
                     caller.shutdown(socket.SHUT_WR)
                 if rng.random() < 0.5:
@@ -271,7 +274,8 @@ def test_hostile_requests_leave_it_serving(folder):
         slow = []
         for number in range(300):
             caller = open_callers.enter_context(socket.create_connection(("127.0.0.1", service.port)))
-            caller.sendall(head[: 10 + number % 30] if number % 3 else head + b"Content-Length: 100\r\n\r\n{")
+            own = heads[number % len(heads)]
+            caller.sendall(own[: 10 + number % 30] if number % 3 else own + b"Content-Length: 100\r\n\r\n{")
             slow.append(caller)
         threads = [threading.Thread(target=send, args=(10_000 // 16,)) for _ in range(16)]
         [thread.start() for thread in threads]
@@ -279,8 +283,8 @@ def test_hostile_requests_leave_it_serving(folder):
         time.sleep(12)
         for caller in slow:  # those that send nothing more were ended
             caller.settimeout(1)
-            answer = caller.recv(1000)
-            assert answer == b"" or b"408" in answer
+            while caller.recv(10_000):
+                pass
         assert service.call("POST", "/v1/experiments/default/decisions", {})[0] == 200
         assert service.stop() < 10
     with Journal(folder / "e.db", read_only=True) as journal:

@@ -15,7 +15,7 @@ import xarray
 from shared_models import bernoulli_engine, bernoulli_model
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.simulation import chunks
 
 

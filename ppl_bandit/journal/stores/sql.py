@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from ppl_bandit.journal.events import (
     DecisionRecord,
     Event,
     fold_decision,
+    new_ids,
 )
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
@@ -62,6 +63,7 @@ from ppl_bandit.journal.stores.store import (
     DamagedEvent,
     GroupedCalls,
     JournalError,
+    JournalTimeout,
     Key,
     ReadingEvent,
     call_within,
@@ -75,6 +77,9 @@ _NUM_OPENINGS = "SELECT num FROM ppl_bandit_openings WHERE experiment = ?"
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
 _NO_LIMIT = 1 << 62  # beyond every position
 _PAGE = 10_000  # rows read at once to check the chain
+_BETWEEN_ANSWERS = 0.02  # seconds
+_MAX_REPORTED = 1_000  # rewards learnt at once
+_KEPT = 60.0  # seconds that an answer waits for its decider
 
 _PENDING = (
     "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND "
@@ -439,6 +444,48 @@ class SqlStore:
         while calls and self.stages():
             calls, number = self._run(lambda execute: read_staged(execute, experiment, number))  # noqa: B023
             yield from (event for call in calls for event in call)
+
+    def report(self, experiment: str, rows: Sequence[str], seconds: float) -> list[str]:
+        """Record rewards for the process that learns, and return its answers.
+
+        Raises:
+            JournalTimeout: if there is none within some seconds; the rewards stay recorded, and are learnt later.
+        """
+        ids, answers = new_ids(len(rows)), dict[str, str]()
+        record = (
+            "INSERT INTO ppl_bandit_reported (id, experiment, arguments) SELECT unnest(?::text[]), ?, unnest(?::text[]) "
+            "ON CONFLICT DO NOTHING"
+        )
+        take = "DELETE FROM ppl_bandit_reported WHERE id = ANY(?) AND answer IS NOT NULL RETURNING id, answer"
+        until = time.monotonic() + seconds
+        with call_within(self.timeout):
+            self._run(lambda execute: execute(record, (ids, experiment, list(rows))))
+            while len(answers) < len(ids):
+                if time.monotonic() > until:
+                    raise JournalTimeout(
+                        f"{len(ids) - len(answers)} rewards are recorded and not learnt within {seconds:g} seconds: they will "
+                        "be when a process with a Sealer runs; reporting them again changes nothing"
+                    )
+                time.sleep(_BETWEEN_ANSWERS)
+                answers |= dict(self._run(lambda execute: execute(take, (ids,))))
+        return [answers[id] for id in ids]
+
+    def reported(self, experiment: str) -> dict[str, str]:
+        """Return the oldest rewards that were reported to deciders and are not answered, {id: arguments}."""
+        where = "WHERE experiment = ? AND answer IS NULL ORDER BY number LIMIT ?"
+        return dict(self._query(f"SELECT id, arguments FROM ppl_bandit_reported {where}", (experiment, _MAX_REPORTED)))
+
+    def answer(self, answers: Mapping[str, str]) -> None:
+        """Answer rewards that were reported to deciders, and forget those for which nobody waits any more."""
+        self._query(
+            "UPDATE ppl_bandit_reported SET answer = given.answer FROM unnest(?::text[], ?::text[]) AS given(id, answer) "
+            "WHERE ppl_bandit_reported.id = given.id",
+            (list(answers), list(answers.values())),
+        )
+        self._query(
+            "DELETE FROM ppl_bandit_reported WHERE answer IS NOT NULL AND time < extract(epoch FROM clock_timestamp()) - ?",
+            (_KEPT,),
+        )
 
     def num_staged(self, experiment: str) -> int:
         """Return the number of decisions that are not sealed yet."""

@@ -37,6 +37,11 @@ STAGING_TABLES = (
     "CREATE INDEX IF NOT EXISTS ppl_bandit_staged_ids ON ppl_bandit_staged USING gin (ids) WHERE ids IS NOT NULL",
     "ALTER TABLE ppl_bandit_staged ADD COLUMN IF NOT EXISTS time DOUBLE PRECISION NOT NULL DEFAULT "
     "extract(epoch FROM clock_timestamp())",
+    # Rewards that were reported to deciders, until the process that learns has answered them.
+    """CREATE TABLE IF NOT EXISTS ppl_bandit_reported (
+        id TEXT PRIMARY KEY, experiment TEXT NOT NULL, number BIGSERIAL, arguments TEXT NOT NULL, answer TEXT,
+        time DOUBLE PRECISION NOT NULL DEFAULT extract(epoch FROM clock_timestamp()))""",
+    "CREATE INDEX IF NOT EXISTS ppl_bandit_reported_new ON ppl_bandit_reported (experiment, number) WHERE answer IS NULL",
     # When a sealer last said that the newest checkpoint is the newest posterior.
     "CREATE TABLE IF NOT EXISTS ppl_bandit_sealers (experiment TEXT PRIMARY KEY, time DOUBLE PRECISION NOT NULL)",
 )

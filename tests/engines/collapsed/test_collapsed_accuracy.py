@@ -21,7 +21,7 @@ from scipy import stats
 from scipy.special import betaln, gammaln
 
 from ppl_bandit import engines
-from ppl_bandit.files.model_files import load_model
+from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

@@ -155,7 +155,7 @@ def _contents(module: ModuleType, path: Path) -> dict[str, Any]:
 _REMEDY = "give --model path/to/file.py, or file.py:function"
 
 
-def find_program(header: ExperimentHeader, url: str, action: str) -> str:
+def find_program(header: ExperimentHeader, url: str, action: str, remedy: str = _REMEDY) -> str:
     """Return the program of an experiment as `load_model` takes it.
 
     The recorded file is taken where it was, or from the folder of the journal. Only a model file is: loading executes it, and a
@@ -164,12 +164,13 @@ def find_program(header: ExperimentHeader, url: str, action: str) -> str:
     Args:
         url: of the journal.
         action: that needs the program, for messages.
+        remedy: for messages.
 
     Raises:
         JournalError: if it is not found, with the places that were looked at.
     """
     if header.source is None:
-        raise JournalError(f"{action} needs the program: {_REMEDY}; the journal does not say where it is")
+        raise JournalError(f"{action} needs the program: {remedy}; the journal does not say where it is")
     recorded, function = Path(header.source[0]), header.source[1]
     places = [recorded]
     if "://" not in url or url.startswith("sqlite:///"):
@@ -181,7 +182,7 @@ def find_program(header: ExperimentHeader, url: str, action: str) -> str:
         if not why:
             return f"{place}:{function}"
         looked.append(f"{place} ({why})")
-    raise JournalError(f"{action} needs the program: {_REMEDY}; {function!r} was not found at {'; '.join(looked)}")
+    raise JournalError(f"{action} needs the program: {remedy}; {function!r} was not found at {'; '.join(looked)}")
 
 
 def _fault(path: Path, function: str) -> str:
