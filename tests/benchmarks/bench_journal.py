@@ -1,13 +1,15 @@
 """Cost of full durability: decisions and rewards a second in batches, and the latency of a single one.
 
 Run by hand: python tests/benchmarks/bench_journal.py [--folder FOLDER] [--postgres URL] [--rounds 20], or with --replay 11000
-to replay a journal that three workers wrote. Three Bernoulli arms,
+to replay a journal that three workers wrote, or with --unit 1000000 to ask for a known unit in a journal of so many events,
+which are copies of one decision and its reward. Three Bernoulli arms,
 the exact engine, M = 1,000; every call returns when its events are on the disk. The time of a bare fsync of 4 kB is printed
 first: no durable call can be faster. Batches are of 500 decisions and their 500 rewards; single calls are medians.
 """
 
 import argparse
 import os
+import sqlite3
 import tempfile
 import time
 from pathlib import Path
@@ -101,16 +103,65 @@ def measure_replay(model, place, num_decisions, num_workers=3):
     return num_late / 200, np.diff(times) / num_decisions
 
 
+def measure_known_unit(model, path, num_events):
+    """Return CPU seconds of each of 2,000 calls for a known unit, with 3 events in the journal and with many."""
+    with Bandit(model, journal=path) as bandit:
+        bandit.update(bandit.select(unit="known"), 1)
+        ask = lambda: bandit.select(unit="known")  # noqa: E731
+        few = cpu_of_each(ask)
+        with sqlite3.connect(path) as file:
+            made, rewarded = file.execute("SELECT * FROM ppl_bandit_events ORDER BY position DESC LIMIT 2").fetchall()[
+                ::-1
+            ]
+            tables = {
+                name: list(file.execute(f"SELECT * FROM ppl_bandit_{name}").fetchone()) for name in ("personal", "keys")
+            }
+            for number in range(num_events // 2):
+                id, owner = f"{number:032x}", f"unit:{number:064x}"
+                for event in (made, rewarded):
+                    position = event[1] + 2 * (number + 1)
+                    row = [event[0], position, event[2], id, f"{position:032x}", *event[5:]]
+                    file.execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * len(row))})", row)
+                    personal = [event[0], position, owner, *tables["personal"][3:]]
+                    file.execute("INSERT INTO ppl_bandit_personal VALUES (?, ?, ?, ?, ?)", personal)
+                key = [event[0], owner, id, owner, ""]
+                file.execute("INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?)", key)
+            end = "UPDATE ppl_bandit_heads SET position = ?"
+            file.execute(end, (position,))
+        experiment = bandit._experiment
+        experiment.projection = experiment.projection._replace(position=position)  # the copies are not learnt
+        return few, cpu_of_each(ask)
+
+
+def cpu_of_each(call, num_calls=2000):
+    seconds = np.empty(num_calls)
+    for number in range(num_calls):
+        start = time.thread_time()
+        call()
+        seconds[number] = time.thread_time() - start
+    return seconds
+
+
 def main():
     """Print one line per place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=None, help="where the SQLite file is put (a temporary folder)")
     parser.add_argument("--postgres", help="URL of a PostgreSQL database")
     parser.add_argument("--replay", type=int, metavar="N", help="replay N decisions of three workers, and nothing else")
+    parser.add_argument("--unit", type=int, metavar="N", help="ask for a known unit at N events, and nothing else")
     parser.add_argument("--rounds", type=int, default=20, help="batches of 500 (%(default)s)")
     arguments = parser.parse_args()
     model = RewardModel(conversion, 3)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        if arguments.unit:
+            found = measure_known_unit(model, Path(folder) / "unit.db", arguments.unit)
+            for num_events, seconds in zip((3, arguments.unit), found, strict=True):
+                error = 1e3 * seconds.std() / seconds.size**0.5
+                print(
+                    f"known unit at {num_events} events: median {1e3 * np.median(seconds):.3f} ms, mean "
+                    f"{1e3 * seconds.mean():.3f} ms (standard error {error:.3f})"
+                )
+            return
         if arguments.replay:
             late, seconds = measure_replay(model, Path(folder) / "replay.db", arguments.replay)
             verify, reopen, replayed = 1e3 * seconds

@@ -470,6 +470,29 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
         journal.verify()
 
 
+@pytest.mark.slow  # compiles a particle filter
+def test_the_window_of_a_filter_keeps_no_row_of_an_erased_unit(tmp_path):
+    def moving(arm, context, *, previous=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
+        level = numpyro.sample(
+            "level", dist.Normal(jnp.zeros(2) if previous is None else previous["level"], scale).to_event(1)
+        )
+        numpyro.sample("reward", dist.Bernoulli(logits=level[arm] * context["x"]))
+
+    def engine(model):
+        return engines.particle_filter(model, num_particles=200)
+
+    path, secret = tmp_path / "j.db", np.float64(0.8080808080808)
+    with Bandit(moving, 2, context={"x": np.array(1.0)}, engine=engine, num_samples=50, journal=path) as bandit:
+        for number in range(3):
+            bandit.update(bandit.select({"x": secret + number}, unit=f"unit {number}"), 1)
+        bandit._checkpoint(0)
+        bandit._experiment.store.scrub()
+        assert secret.tobytes() in path.read_bytes()
+        assert bandit.erase("unit 0") == 1
+    assert secret.tobytes() not in path.read_bytes()
+
+
 def test_a_decision_that_is_made_while_its_unit_is_erased_is_that_of_a_new_unit(tmp_path, monkeypatch):
     erasing, other = (bernoulli_bandit(journal=tmp_path / "j.db") for _ in range(2))
     first = erasing.select(unit="u", request_id="r")

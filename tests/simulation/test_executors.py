@@ -248,8 +248,14 @@ def test_a_program_that_a_worker_cannot_load_is_named(monkeypatch):
     program.__module__, program.__qualname__, module.program = "only_here", "program", program
     monkeypatch.setitem(sys.modules, "only_here", module)
     model = RewardModel(program, 2)
-    with spawned(1) as pool, pytest.raises(executors.WorkerFailed, match="cannot load the program.*only_here"):
-        operating_characteristics(model, DESIGN, 0.5, num_trials=10, executor=pool)
+
+    class Elsewhere(Recorded):
+        def submit(self, function, /, *arguments):
+            monkeypatch.delitem(sys.modules, "only_here", raising=False)
+            return super().submit(function, *arguments)
+
+    with pytest.raises(executors.WorkerFailed, match="cannot load the program.*only_here"):
+        operating_characteristics(model, DESIGN, 0.5, num_trials=10, engine=prior_engine(model), executor=Elsewhere())
 
 
 def test_executors_that_cannot_work_are_refused_in_words():
