@@ -120,13 +120,12 @@ def _show_arms(
         verdict = f"{order[0]} has the largest estimate, but the data do not separate it from {others}."
     else:
         verdict = f"{order[0]} earns more than every other arm."
-    verdict = _as_options(verdict)
     show(f"{verdict}\n")
     width = max(map(len, order))
     for name in order:
         one = found[name]
         interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
-        show(f"  {name:<{width}}  {one.estimate:.4g}  {_as_options(interval)}")
+        show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
     together = f"The {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively"
     show(f"\n{together}; `--contrast ARM OTHER` says more about two of them.")
     rows = [(name, f"{found[name].estimate:.4g}", _interval((found[name].lower, found[name].upper))) for name in order]
@@ -163,11 +162,6 @@ def _with_arms(file: ModelFile, num_arms: int) -> RewardModel:
 
 def _digits(frame: Any) -> str:
     return frame.to_string(float_format=lambda value: f"{value:.4g}")
-
-
-def _as_options(text: str) -> str:
-    """Return a sentence of the library with options of this command in place of arguments of Python."""
-    return text.replace("bounds=", "--bounds LO HI")
 
 
 def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
@@ -213,7 +207,7 @@ def _write(
 
 def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: ShowLine) -> dict[str, Any]:
     table, out = found.table(), arguments.out
-    verdict = _as_options(found.verdict)
+    verdict = found.verdict
     show(f"{verdict}\n\n{_digits(table)}\n")
     for name, value in found.diagnostics.items():
         show(f"{name.replace('_', ' ')}: {value:.4g}")

@@ -217,8 +217,13 @@ def table_program(
             raise ValueError(
                 f"{file.path} has the outcomes {', '.join(file.outcomes)}; a table has one: load it in Python"
             )
-        words = f"{file.path}, as --model says"
-        yield file, TableProgram(file.path, file.path.read_text(), table.reward, words)
+        rewards, words = table.reward, f"{file.path}, as --model says"
+        worth = np.array(file.program.__globals__.get("worth", np.nan), float)  # of a ready program that was saved
+        if worth.shape == (len(table.arms),):
+            amounts = worth[[table.arms.index(name) for name in table.arm]]
+            if ((rewards == 0) | (rewards == amounts)).all():
+                rewards = (rewards != 0).astype(float)
+        yield file, TableProgram(file.path, file.path.read_text(), rewards, words)
         return
     ready = choose_program(table, kind)
     with tempfile.TemporaryDirectory() as folder:
@@ -226,12 +231,11 @@ def table_program(
         if save is not None and save.exists():
             raise ValueError(f"{save} exists already: give another name to --save-model")
         path.write_text(ready.source)
-        is_success = not np.array_equal(ready.rewards, table.reward)
         remedy = (
             f"to change it, write it with --save-model model.py (from {ready.file}), and give --model model.py"
             if save is None
             else f"written to {save}: change it, and give it with --model"
-        ) + ("; it observes successes: with --model, --reward must be a column of 0 and 1" if is_success else "")
+        )
         file = load_model(path)
         file.program.__name__ = ready.file.stem  # in texts; every model file calls its program `model`
         yield file, ready._replace(words=f"{ready.words}; {remedy}")

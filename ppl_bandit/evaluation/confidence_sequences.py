@@ -161,11 +161,9 @@ def _first_inside(exceeds: Callable[[np.ndarray], np.ndarray], outer: np.ndarray
 if TYPE_CHECKING:
     import pandas
 
-BETA_BINOMIAL = "beta-binomial mixture per arm: needs rewards within bounds and constant arm means, no propensities"
-EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
-ASYMPTOTIC = (
-    "asymptotic: needs true propensities with a floor; holds for large samples only, not a finite-sample guarantee"
-)
+BETA_BINOMIAL = "valid if rewards lie within the bounds and the mean of no arm changes: a beta-binomial mixture per arm"
+EMPIRICAL_BERNSTEIN = "valid if propensities are true and rewards lie within the bounds: empirical Bernstein"
+ASYMPTOTIC = "valid in large samples alone, if propensities are true and have a floor: asymptotic"
 _MOST_TIMES = 1000
 # Where sequences are tightest. They hold because these numbers do not depend on the data, nor on when somebody looks.
 OPTIMAL_PLAYS = 100.0

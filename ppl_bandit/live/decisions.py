@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,20 +129,28 @@ def decision_from_event(event: Event, context: Any, task: Task, learner: Learner
 
 def _decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
     """Return the warnings about the numbers of a decision: rough expected rewards, doubted draws, infinite means."""
-    notes = tuple(filter(None, (task.model.expected_reward_note, learner.doubts)))
-    if task.model.may_leave_domains:
-        share = float(_share_outside(task.model)(draw(learner, _NUM_CHECKED_DRAWS, context), context))
-        if share > 0.0:
-            notes += (
-                f"at {share:.1%} of the posterior draws an argument of an outcome is outside of its domain (a probability "
-                "below 0, a negative scale): give the latents priors that stay inside",
-            )
+    outside = domain_doubt(task.model, learner, [context])
+    notes = tuple(filter(None, (task.model.expected_reward_note, learner.doubts, outside)))
     has_infinite_mean = learner.engine.capabilities.infinite_means
     if has_infinite_mean is None:
         return notes
     flags = zip(task.arms.names, has_infinite_mean(learner.state, context), strict=True)
     names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
     return (*notes, f"expected reward of {names}: {INFINITE_MEAN_TEXT}") if names else notes
+
+
+def domain_doubt(model: RewardModel, learner: Learner, contexts: Sequence[Any]) -> str:
+    """Return at which share of the posterior draws outcomes leave their domains, at the worst context; empty if at none."""
+    if not model.may_leave_domains:
+        return ""
+    draws = draw(learner, _NUM_CHECKED_DRAWS, contexts[-1])
+    share = max(float(_share_outside(model)(draws, context)) for context in contexts)
+    if share == 0.0:
+        return ""
+    return (
+        f"at {share:.1%} of the posterior draws an argument of an outcome is outside of its domain (a probability below 0, a "
+        "negative scale): give the latents priors that stay inside"
+    )
 
 
 @functools.lru_cache(maxsize=8)

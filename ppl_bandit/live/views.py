@@ -30,6 +30,7 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
 from ppl_bandit.live.asking import place_propensities
+from ppl_bandit.live.decisions import domain_doubt
 from ppl_bandit.live.looks import rule_distances
 from ppl_bandit.live.show.lookahead import losses_after
 from ppl_bandit.live.show.overview import Overview, arm_overview, closed_form, slot_note, subsample_contexts
@@ -184,7 +185,9 @@ class ReadableBandit:
             experiment.store.ping()
         except JournalError as error:
             reason = str(error)
-        return Health(not reason, reason, experiment.projection.position, experiment.num_decisions, self.num_rewards)
+        projection = experiment.projection
+        num_decisions = int(projection.num_played.sum())  # not the last number, which two processes may give at once
+        return Health(not reason, reason, projection.position, num_decisions, len(projection.history))
 
     def logged_decisions(self) -> LoggedDecisions:
         """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""
@@ -261,10 +264,10 @@ class ReadableBandit:
         learner = self._catch_up().learner
         is_estimated = learner.engine.capabilities.log_evidence is not None and not learner.engine.explanation.is_exact
         evidence = evidence_of(learner) if is_estimated else None
-        note = late_note(self.model, self._task.late)
-        return explanation_text(
-            self.explanation, self._overview(), self._selector, evidence, learner.doubts, note, details
-        )
+        note = "; ".join(filter(None, (self.model.expected_reward_note, late_note(self.model, self._task.late))))
+        found = self._overview()
+        doubts = self._doubts(found)
+        return explanation_text(self.explanation, found, self._selector, evidence, doubts, note, details)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.
@@ -342,12 +345,14 @@ class ReadableBandit:
             losses_after(self._experiment, found, sorted(set(more))),
             played=self._rows()[0],
             title=self._headline,
-            evidence=evidence_text(self._name, self.explanation, found, self._learner.doubts),
+            evidence=evidence_text(self._name, self.explanation, found, self._doubts(found)),
             num_pending=len(pending),
             oldest=oldest,
             num_late=self._experiment.projection.num_late,
             age=knowledge_age(self._experiment.store, self._experiment.name),
-            note="" if contexts is not None else slot_note(self.model),
+            note="; ".join(
+                filter(None, (self.model.expected_reward_note, "" if contexts is not None else slot_note(self.model)))
+            ),
             rules=() if self._design is None else rule_distances(self._catch_up(), self._design),
             profiles=functools.partial(self._context_profiles, found.contexts),
             seed=self.seed,
@@ -418,6 +423,13 @@ class ReadableBandit:
         if exact is None:
             return drawn
         return exact._replace(best_prob=drawn.best_prob, loss=drawn.loss, draws=drawn.draws)
+
+    def _doubts(self, found: Overview) -> str:
+        """Return why the numbers of an overview cannot be trusted, in words; empty if they can."""
+        contexts, num = [self.model.context], found.num_contexts
+        if found.contexts is not None and num:
+            contexts = [jax.tree.map(lambda leaf, row=row: leaf[row], found.contexts) for row in range(num)]
+        return "; ".join(filter(None, (self._learner.doubts, domain_doubt(self.model, self._learner, contexts))))
 
     @property
     def _task(self) -> Task:

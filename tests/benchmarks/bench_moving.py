@@ -224,6 +224,31 @@ def measure_steps(program: Callable, num_steps: int) -> dict[str, float]:
     }
 
 
+def plane(arm: Any, context: Any, *, previous: Any = None) -> None:
+    """Two weights that return slowly to 0, which all arms share: a state of two dimensions."""
+    with numpyro.plate("features", NUM_FEATURES):
+        law = Normal(0.0, 1.0) if previous is None else Normal(0.98 * previous["weights"], 0.199)
+        weights = numpyro.sample("weights", law)
+    numpyro.sample("reward", Normal((weights * context).sum(-1) + 0.0 * arm, 1.0))
+
+
+def measure_rows(num_rows: int = 20_000, num_runs: int = 15) -> dict[str, float]:
+    """Return the rows a second that an exact filter of two dimensions learns in one batch: of all runs, and of the best."""
+    rng = np.random.default_rng(0)
+    engine = engines.kalman(RewardModel(plane, NUM_ARMS, context=np.ones(NUM_FEATURES)))
+    contexts = rng.normal(size=(num_rows, NUM_FEATURES))
+    with jax.enable_x64(True):
+        rewards = contexts.sum(axis=1) + rng.normal(size=num_rows)
+        rows = Interaction(*map(jnp.asarray, (rng.integers(0, NUM_ARMS, num_rows), rewards, contexts)))
+        state, update, seconds = engine.init(jr.key(0)), jax.jit(engine.update), []
+        assert update(jr.key(0), state, rows)[1].is_trusted
+        for _ in range(num_runs):
+            begun = time.perf_counter()
+            jax.block_until_ready(update(jr.key(0), state, rows))
+            seconds.append(time.perf_counter() - begun)
+    return {"rows": num_rows, "median": num_rows / statistics.median(seconds), "best": num_rows / min(seconds)}
+
+
 def draw_figure(paths: list[str], out: str) -> None:
     """Write a figure of mean cumulative regret over the steps, one panel for each world, from results in JSON files."""
     worlds: dict[str, Any] = {}
@@ -250,12 +275,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--live", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--rows", action="store_true", help="measure the rows a second of an exact filter, and nothing else"
+    )
     parser.add_argument("--worlds", default="gaussian_walk,logistic_walk,contextual_walk,softmax_walk")
     parser.add_argument("--out", default="moving")
     parser.add_argument("--figure", nargs="+", help="results to draw, instead of measuring", default=[])
     arguments = parser.parse_args()
     if arguments.figure:
         draw_figure(arguments.figure, f"{arguments.out}.png")
+        return
+    if arguments.rows:
+        print(json.dumps(measure_rows()))
         return
     live = {program.__name__: program for program in (gaussian_walk, gaussian_walk_unknown, logistic_walk)}
     worlds = {program.__name__: program for program in STILL}

@@ -9,7 +9,7 @@ from scipy import stats
 
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.tables import choose_program
+from ppl_bandit.commands.tables import choose_program, table_program
 from ppl_bandit.inputs.tables import Table
 from ppl_bandit.journal.model_files import bundled_models
 
@@ -139,6 +139,16 @@ def test_an_amount_that_an_expression_gives_is_known_after_one_sale():
     assert choose_program(sold).file.stem == "real"
     assert choose_program(sold._replace(has_fixed_amounts=True)).file.stem == "binary"
     assert choose_program(sold, "binary").rewards.tolist() == [0, 0, 1, 1]
+
+
+def test_a_saved_program_takes_the_amounts_that_it_was_made_for(tmp_path):
+    sold = table([0, 0, 9, 12])._replace(has_fixed_amounts=True)
+    with table_program(sold, None, None, tmp_path / "mine.py"):
+        pass
+    with table_program(sold, str(tmp_path / "mine.py"), None) as (_, again):
+        assert again.rewards.tolist() == [0, 0, 1, 1]
+    with table_program(sold._replace(reward=np.array([0, 1.0, 1, 0])), str(tmp_path / "mine.py"), None) as (_, again):
+        assert again.rewards.tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.filterwarnings("error")

@@ -13,6 +13,7 @@ from scipy import stats
 from shared_models import bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel
+from ppl_bandit.commands.demo import DemoResult, draw_demo
 from ppl_bandit.comparison.latent_figures import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.lookahead import LossesAfter
@@ -279,6 +280,17 @@ def test_the_regret_of_candidates_is_on_a_linear_axis_unless_it_differs_much(tmp
         ]
         draw_tuned(SimpleNamespace(standings=made, name="10.0", horizon=10, num_worlds=5), tmp_path, "")
         assert figure_tools().gca().get_xscale() == scale
+    monkeypatch.undo()
+    figure_tools().close("all")
+
+
+def test_the_demos_band_reaches_both_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_tools(), "close", lambda figure: None)
+    is_best = np.random.default_rng(0).random((40, 300)) < np.linspace(0.3, 0.9, 300)
+    draw_demo([DemoResult("f", "f: Beta", "Beta", {}, 3, is_best, "def f(arm): ...")], tmp_path / "demo.png", "note")
+    (band,) = figure_tools().gcf().axes[1].collections
+    ends = band.get_paths()[0].vertices[:, 0]
+    assert (ends.min(), ends.max()) == (0, 300)
     monkeypatch.undo()
     figure_tools().close("all")
 

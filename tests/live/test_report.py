@@ -1,5 +1,6 @@
 """The report: the answer in a few lines, and the expected loss after more decisions against brute force."""
 
+import datetime
 import re
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_a_report_is_a_page_with_a_figure_and_plain_values(bandit, tmp_path):
     page = report.to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == page
     assert "data:image/png;base64," in page and "new leads after 80 rewards" in page and "<script" not in page
+    assert "seed 0" in page and f"made on {datetime.datetime.now(datetime.UTC):%Y-}" in page
     assert report.to_dict()["loss_after"].keys() == {"100"} and len(report.to_dict()["arms"]) == 2
     assert "<table" in report._repr_html_()
 

@@ -157,7 +157,7 @@ def _is_changed(fresh: Float[Array, "E n"]) -> Bool[Array, " E"]:
     return jnp.any(fresh != 0, axis=1)
 
 
-_MAX_RANK = 16
+_MAX_RANK = 16  # products, of a function of outer values and one of a row, into which a statistic is separated
 _MAX_ENTRIES = 20_000_000  # statistics that are evaluated when the engine is built
 _MIN_ROWS_PER_ARM = 6  # four of them may be pivots, two test the decomposition
 _ROWS_PER_OUTCOME = 64  # outcomes may mask each other: a pattern that one row in 16 has is missed with probability 3e-4

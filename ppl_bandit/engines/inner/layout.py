@@ -1,11 +1,10 @@
-"""How the latents of a program are arranged: the family of each site, and the Gaussian blocks of the real elements.
+"""How the latents of a program are arranged, `Layout`, and what an exponential family is, `Family`.
 
-The description of an exponential family. A new family is one module that builds a `Family`, listed in `registry`.
-
-A family has coordinates x of its elements, unconstrained reals in which log densities are differentiated, sufficient statistics
-T(x), and parameters that are linear in the natural parameters eta: parameters = base + sign * eta. All functions work on the
-elements of a group at once, (E,) or (E, K) coordinates and (E, n) statistics, and accept leading axes. Real elements are not
-described here: their Gaussian blocks may be scaled by a Gamma family (`gaussian`).
+A new family is one module that builds a `Family`, listed in `registry`. It has coordinates x of its elements, unconstrained
+reals in which log densities are differentiated, sufficient statistics T(x), and parameters that are linear in the natural
+parameters eta: parameters = base + sign * eta. All functions work on the elements of a group at once, (E,) or (E, K)
+coordinates and (E, n) statistics, and accept leading axes. Real elements are not described here: their Gaussian blocks may be
+scaled by a Gamma family (`gaussian`).
 """
 
 from collections.abc import Callable

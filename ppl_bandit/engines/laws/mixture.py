@@ -4,15 +4,13 @@ Given the outer sites the law is that of the exact engine (`exact.laws.marginals
 context. The mixture has 64 components: one particle from each cell of a partition into cells of equal weight, which is cut at
 medians of every outer coordinate in turn.
 
-Find arms whose expected reward has an infinite posterior expectation.
-
-A lognormal spend has the mean exp(m + v / 2). Under an InverseGamma variance v, whose tail is a power, the expectation of that
-mean is infinite, after any number of rewards: averages over draws do not converge. Its median, and which arm is best in a draw,
-remain well defined. The tails of the families are exponential in their coordinates: the log density falls by `rate * s` at a
-distance s, so the expectation is infinite where the log of the reward grows by as much.
+Arms whose expected reward has an infinite posterior expectation are found here, too. A lognormal spend has the mean exp(m + v /
+2). Under an InverseGamma variance v, whose tail is a power, the expectation of that mean is infinite, after any number of
+rewards: averages over draws do not converge. Its median, and which arm is best in a draw, remain well defined. The tails of the
+families are exponential in their coordinates: the log density falls by `rate * s` at a distance s, so the expectation is
+infinite where the log of the reward grows by as much.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,8 +30,8 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Marginals
 
-_NUM_COMPONENTS = 64
-_DRAWS_PER_CELL = 16
+_NUM_COMPONENTS = 64  # particles that represent all; a power of 2, because cells are halved
+_DRAWS_PER_CELL = 16  # resampled draws in the cell of each, whose tails one middle draw would leave out
 _GRID_SIZE = 33  # points of the interval in which a quantile is bracketed
 _NUM_SEARCHES = 3  # each search continues in the bracket of the one before
 
@@ -128,11 +126,11 @@ def _with_outer_as_context(model: RewardModel, example: Mapping[str, Array]) -> 
         own = () if context["context"] is None else (context["context"],)
         given(model, outer).program(arm, *own)
 
-    view = copy.copy(model)
-    view.program = program
-    view.context = {"outer": dict(example), "context": model.context}
-    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in example}
-    return view
+    return model.replaced(
+        program=program,
+        context={"outer": dict(example), "context": model.context},
+        latent_shapes={name: shape for name, shape in model.latent_shapes.items() if name not in example},
+    )
 
 
 _NEAR, _FAR = (float(np.log(10.0) * decades) for decades in (6, 12))  # distances in a tail

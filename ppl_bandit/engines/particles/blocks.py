@@ -4,11 +4,9 @@ A posterior is a product over blocks of latents if every term of the prior, and 
 depends on latents of one block only. The blocks come from element-level dependence analysis (`program.jaxpr.entry_reads`),
 which holds for all contexts and rewards; they may be too large, never too small.
 
-The posterior density of one block of latents, given the rows of its arms.
-
-The log likelihood is a sum over chunks of rows. Only chunks that hold data are evaluated, so that unused capacity costs
-nothing. The number of chunks is a traced value, and such a loop has no reverse-mode derivative; each chunk has one, so the
-derivatives are summed like the values.
+The log likelihood of a block is a sum over chunks of rows. Only chunks that hold data are evaluated, so that unused capacity
+costs nothing. The number of chunks is a traced value, and such a loop has no reverse-mode derivative; each chunk has one, so
+the derivatives are summed like the values.
 """
 
 from collections.abc import Callable

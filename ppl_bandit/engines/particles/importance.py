@@ -37,7 +37,9 @@ _NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible f
 _NUM_GUIDED = (
     2  # of the latter, at probes if there are any; as many random starts are replaced by those that the data suggest
 )
-_NUM_KERNELS = 200
+_NUM_KERNELS = (
+    200  # particles at which kernels of the proposal stand, and among which starts of Newton's method are chosen
+)
 _TOLERANCE = 1e-2  # a mode to a tenth of a standard deviation suffices
 _MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
 _UNIFORM_SHARE = 0.1  # of the proposals at modes, spread evenly over the modes whatever their estimated mass

@@ -1,17 +1,16 @@
 """Markov transitions of all particles at once: Hamiltonian Monte Carlo and NumPyro's NUTS.
 
-Metropolis moves of one coordinate at a time, alone or with all other coordinates scaled along, at random step sizes.
-
-Hamiltonian trajectories have one step size everywhere. In a funnel, where a scale goes to 0 and other latents concentrate
-with it, no step size suits both ends. Two moves do. A move of one coordinate draws its step size from several powers of
-two, so that some match its local width. A move along the funnel changes coordinate j and scales the distances of the other
-coordinates from a centre c accordingly,
+Also Metropolis moves of one coordinate at a time, alone or with all other coordinates scaled along, at random step sizes:
+Hamiltonian trajectories have one step size everywhere. In a funnel, where a scale goes to 0 and other latents concentrate with
+it, no step size suits both ends. Two moves do. A move of one coordinate draws its step size from several powers of two, so that
+some match its local width. A move along the funnel changes coordinate j and scales the distances of the other coordinates from
+a centre c accordingly,
 
     x_j -> x_j + step,   x_i -> c_i + exp(a_i step) (x_i - c_i),   with log Jacobian step * sum_i a_i.
 
 The centre c is the mean of the particles with the highest density, which lie farthest inside the funnel, and a_i is the slope
-of log |x_i - c_i| on x_j over the particles: about 1 if x_j is the log of a scale, 1/2 for a log variance, 0 for latents
-that do not narrow with x_j. Without such a dependence trajectories suffice.
+of log |x_i - c_i| on x_j over the particles: about 1 if x_j is the log of a scale, 1/2 for a log variance, 0 for latents that
+do not narrow with x_j. Without such a dependence trajectories suffice.
 """
 
 import math

@@ -14,7 +14,7 @@ from ppl_bandit.runtime.jax_adapter import all_equations, inner_jaxprs
 _TRANSCENDENTAL = frozenset(
     {"div", "erf", "exp", "expm1", "lgamma", "digamma", "log", "log1p", "logistic", "pow", "sqrt", "tanh"}
 )
-_TRANSCENDENTAL_COST = 10
+_TRANSCENDENTAL_COST = 10  # in additions of an element
 
 
 class LogDensity(NamedTuple):

@@ -1,16 +1,15 @@
 """Refresh the particles of a block in partially non-centred coordinates.
 
-Where a hierarchy is written with latents centred on their own location and scale, the particles are moved in the coordinates
-of `unconstrained.PartialCentring`. The particles determine the centredness: 1 minus the posterior variance of a latent
-relative to the square of its scale.
+Where a hierarchy is written with latents centred on their own location and scale, the particles are moved in the coordinates of
+`unconstrained.PartialCentring`. The particles determine the centredness: 1 minus the posterior variance of a latent relative to
+the square of its scale.
 
-Latents at which the outcomes of a few rows are at the centre of their laws.
-
-A narrow likelihood has a mode that no draw of the prior comes near, and whose slope underflows a few of its widths away. The
-rows show where it is: choose as many of them at random as there are latents, and for each an outcome or a component of its
-mixture, and move the latents so that every location equals its outcome (Gauss-Newton; one step if the locations are
-linear). If all of these rows come from the chosen components, Newton's method on the posterior converges from there. This is
-random sample consensus (Fischler and Bolles 1981) for starting points.
+Starts of the search for modes are latents at which the outcomes of a few rows are at the centre of their laws. A narrow
+likelihood has a mode that no draw of the prior comes near, and whose slope underflows a few of its widths away. The rows show
+where it is: choose as many of them at random as there are latents, and for each an outcome or a component of its mixture, and
+move the latents so that every location equals its outcome (Gauss-Newton; one step if the locations are linear). If all of these
+rows come from the chosen components, Newton's method on the posterior converges from there. This is random sample consensus
+(Fischler and Bolles 1981) for starting points.
 """
 
 from collections.abc import Callable

@@ -35,7 +35,7 @@ from ppl_bandit.numerics import random_bits
 from ppl_bandit.runtime.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
 
-_MIN_MOVES = 8
+_MIN_MOVES = 8  # before the autocorrelation with the start may end a stage
 _MAX_MOVES = 240  # with 60, one in eight streams of `ridge_regression` had a refresh with a large autocorrelation
 _MAX_STAGES = 200  # one outlier of 1e4 prior standard deviations takes 150
 _MIN_ESS_SHARE = 0.25  # effective sample size at the end of a stage, as a share of the particles

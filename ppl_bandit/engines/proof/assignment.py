@@ -1,10 +1,9 @@
 """Assign each latent of a program to a family by its support, and find the scales of the Gaussian blocks in the prior.
 
-The block structure of the joint Gaussian law of the real latents.
-
-Two reals that never share a term of the prior or of the likelihood have a 0 in the precision matrix, whatever is observed. The
-terms are found by element-level dependence analysis (`program.jaxpr.entry_reads`), and reals that no chain of terms connects
-are separate Gaussian blocks. The certificates do not rely on this: a missing entry would be a deviation from the affine form.
+Blocks of the joint Gaussian law of the real latents: two reals that never share a term of the prior or of the likelihood have a
+0 in the precision matrix, whatever is observed. The terms are found by element-level dependence analysis
+(`program.jaxpr.entry_reads`), and reals that no chain of terms connects are separate Gaussian blocks. The certificates do not
+rely on this: a missing entry would be a deviation from the affine form.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,9 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards.
 
-Trial rows, with many different rewards on every arm, and the certificates of their likelihood, before there are data.
-
-Each certificate evaluates all latents at random points, and every arm has rows, so that the cost of one certificate per row
-grows with the square of the number of arms. Of many rows, sums with random weights are certified: if a row deviates from
-affine, so does its sum, with probability 1. If a sum fails, each of its rows is certified by itself, to find which one.
+Before there are data, trial rows with many different rewards on every arm are certified. Each certificate evaluates all latents
+at random points, and every arm has rows, so that the cost of one certificate per row grows with the square of the number of
+arms. Of many rows, sums with random weights are certified: if a row deviates from affine, so does its sum, with probability 1.
+If a sum fails, each of its rows is certified by itself, to find which one.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +63,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
-_ROWS_PER_SUM = 16
+_ROWS_PER_SUM = 16  # of each of which a sum costs one certificate; if it fails, one for every row
 
 
 def trial_rows(

@@ -7,7 +7,6 @@ an analytic function that vanishes at random points vanishes everywhere. So cert
 all of them.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -125,9 +124,8 @@ def _prove(
     model: RewardModel, layout: Layout, space: OuterSpace, supports: Mapping[str, Any], hidden: tuple[str, ...]
 ) -> tuple[dict[str, tuple[float, float]], Gap | None]:
     """Return the box of outer values for which the rest is proved conjugate, and where the proof stops if there is none."""
-    view = copy.copy(model)
     # What depends on no inner site need not be analytic. A density named as an outcome is not part of the prior.
-    view.outcomes = (*model.outcomes, *hidden)
+    view = model.replaced(outcomes=(*model.outcomes, *hidden))
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
 
     def gap_of(own: RewardModel, box: dict[str, tuple[float, float]], *, is_prior: bool) -> Gap | None:

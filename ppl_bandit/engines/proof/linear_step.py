@@ -4,13 +4,11 @@ The latents of two steps in a row are one program, whose prior is examined. If t
 of x_1 are Gaussian, then x_2 given x_1 is Gaussian, its mean is affine in x_1 and its covariance is fixed. So the proof and the
 certificate of the exact engine apply as they are.
 
-How time passes in an engine of a program whose latents move.
-
-Every learnt row is one step, in the order in which rows are learnt. Without a clock a step takes one unit of time. With a
-clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that latest time.
+Time (`Clock`): every learnt row is one step, in the order in which rows are learnt. Without a clock a step takes one unit of
+time. With a clock, `context["time"]`, it takes the time since the latest row so far; a row from before it is learnt at that
+latest time.
 """
 
-import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,12 +68,9 @@ def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> Rewar
         keywords = {} if elapsed is None else {"elapsed": elapsed}
         handlers.block(fixed, hide=once)(*rows, previous=previous, **keywords)
 
-    view = copy.copy(model)
-    view.program = program
-    before = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
-    view.latent_shapes = {**before, **{name: model.latent_shapes[name] for name in model.moving_sites}}
-    view.moving_sites = ()
-    return view
+    both = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
+    both |= {name: model.latent_shapes[name] for name in model.moving_sites}
+    return model.replaced(program=program, latent_shapes=both, moving_sites=())
 
 
 def joint_layout(model: RewardModel) -> Layout:

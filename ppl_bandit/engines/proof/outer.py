@@ -4,7 +4,6 @@ The proof, derivation and certificate of the exact engine treat outer sites as d
 program, which leaves an ordinary reward model of the inner sites. Particles move in the unconstrained space of the outer sites.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,9 +46,8 @@ def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
     """Return the model of the other sites, with some sites fixed to values, which may be traced."""
     # A NumPy array could not be indexed by a traced arm.
     fixed = {name: jnp.asarray(value) for name, value in values.items()}
-    view = _with_program(model, handlers.substitute(model.program, data=fixed), fixed)
-    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
-    return view
+    rest = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
+    return _with_program(model, handlers.substitute(model.program, data=fixed), fixed).replaced(latent_shapes=rest)
 
 
 def without(model: RewardModel, names: Sequence[str]) -> RewardModel:
@@ -59,7 +57,6 @@ def without(model: RewardModel, names: Sequence[str]) -> RewardModel:
 
 def _with_program(model: RewardModel, handled: Callable, fixed: Mapping[str, Array] | None = None) -> RewardModel:
     """Return a model with another program; `fixed` is added to the latents of the step before."""
-    view = copy.copy(model)
 
     @functools.wraps(model.program)
     def program(*rows: Any, previous: Mapping[str, Array] | None = None, **keywords: Any) -> Any:
@@ -67,8 +64,7 @@ def _with_program(model: RewardModel, handled: Callable, fixed: Mapping[str, Arr
             keywords["previous"] = {**previous, **(fixed or {})}
         return handled(*rows, **keywords)
 
-    view.program = program
-    return view
+    return model.replaced(program=program)
 
 
 def outer_space(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any]) -> OuterSpace:

@@ -28,13 +28,13 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-MAX_OUTER_SITES = 3
+MAX_OUTER_SITES = 3  # in a set that is tried; the sets of n sites grow as the cube of n
 # Of outer sites. In a horseshoe regression with 14, an evaluation of the marginal density takes 5 ms for 1,000 particles, and
 # most stages end within 100; with 32 it takes 28 ms, and 240 did not suffice.
 MAX_OUTER_DIMS = 16
 _FEW_DIMS = 4  # outer dimensions that particles represent well, however few are integrated out
 _MAX_RATIO = 1.25  # of outer to inner dimensions otherwise: a horseshoe has a scale for every weight and two for all
-_MAX_TRIES = 6
+_MAX_TRIES = 6  # sets that are inspected, at some seconds each
 _STEPS = 0.6 * np.arange(-3, 4)
 _SQUARE = tuple(itertools.product((-1.0, 0.0, 1.0), repeat=2))
 

@@ -5,10 +5,8 @@ density of each row weights the particles. After a resampling, Metropolis-Hastin
 again over the rows of a window (`window`). Each row is expanded about the mean of the latents when it was learnt: about a
 distant origin, the squares of rewards of a million would lose the digits of a noise of 1.
 
-Find the static latents given which a program is linear Gaussian, and prove it for every value that they can take.
-
-The proof is that of the collapsed engine, on the program of two steps in a row: given the outer latents, the latents of
-both steps and the likelihood are Gaussian.
+The proof, for every value of the outer latents, is that of the collapsed engine, on the program of two steps in a row: given
+the outer latents, the latents of both steps and the likelihood are Gaussian.
 """
 
 import itertools
@@ -62,7 +60,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Draws, Engine, Explanation, Interaction, Key, NotConjugate
 
 _MAX_OUTER_DIMS = 6  # of particles that moves replay
-_MAX_TRIES = 4
+_MAX_TRIES = 4  # sets of outer latents that are inspected, at some seconds each
 
 
 class FilterSplit(NamedTuple):

@@ -1,9 +1,8 @@
 """The state of the collapsed engine, and the marginal density of the outer sites with the inner sites integrated out.
 
-Square roots of the covariances of Gaussian blocks at every particle, which a row changes without a factorization.
-
-A row adds h h' to a precision matrix P and c h to the linear coefficients b. With a root R of the covariance, R R' =
-inverse(P), v = R'h and s = 1 + v'v, Potter's square-root filter is
+The state may hold square roots of the covariances of Gaussian blocks at every particle, which a row changes without a
+factorization. A row adds h h' to a precision matrix P and c h to the linear coefficients b. With a root R of the covariance, R
+R' = inverse(P), v = R'h and s = 1 + v'v, Potter's square-root filter is
 
     R <- R (I - v v' / (s + sqrt(s))),    log|P| <- log|P| + log s,    m <- m + R v (c - h'm) / s,    m = inverse(P) b,
 

@@ -1,13 +1,11 @@
-"""The exact engines: conjugate programs, with or without a linear Gaussian step.
+"""The exact engines: `conjugate`, and `kalman` for programs with a linear Gaussian step.
 
 There is no table of likelihoods. A likelihood is conjugate to a prior exactly when its log is affine in the prior's sufficient
-statistics (Diaconis and Ylvisaker, 1979), which can be proved (`proof`), derived (`families.derivation`) and certified
-(`certificate`) for any program.
+statistics (Diaconis and Ylvisaker, 1979), which can be proved (`engines.proof`), derived and certified (`inner.reading`) for
+any program.
 
-The Kalman filter of a program whose step and likelihood are linear Gaussian, proved and certified like a conjugate program.
-
-Every learnt row is one step: the law of the latents is predicted to the time of the row, then the row is absorbed. A decision
-reads the law predicted to its own time. The state is one Gaussian, so that neither memory nor time grows with the steps.
+For `kalman` every learnt row is one step: the law of the latents is predicted to the time of the row, then the row is absorbed.
+A decision reads the law predicted to its own time. The state is one Gaussian, so neither memory nor time grows with the steps.
 """
 
 import functools
@@ -28,7 +26,6 @@ from ppl_bandit.engines.inner.density import (
     coordinates_at,
     is_resolved,
     log_mass,
-    sample,
     sample as draw,
     total_of,
 )
@@ -111,7 +108,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     return Engine(
         init,
         update,
-        functools.partial(sample, layout),
+        functools.partial(draw, layout),
         explain_conjugate(model, layout, prior, evidence, discount, infinite_text),
         settings={"discount": discount},
         capabilities=Capabilities(

@@ -126,7 +126,7 @@ def explanation_text(
     selector: Selector,
     log_evidence: tuple[float, float] | None = None,
     doubts: str = "",
-    late: str = "",
+    note: str = "",
     details: bool = False,
 ) -> str:
     """Return the verdict on the posterior, the arms so far and the selector, and then the engine's certificate.
@@ -136,7 +136,7 @@ def explanation_text(
         log_evidence: of the program so far, with its standard error, if the engine estimates it.
         doubts: why the draws cannot be trusted; empty if they can.
         details: whether to show the lines with measures and with what was tried.
-        late: a note on context entries that are known only with the reward; empty if there are none.
+        note: remarks on the program and on context entries that are known only with the reward; empty for none.
     """
     verdict, _, certificate = (str(explanation) if details else explanation.summary).partition("\n")
     kept = certificate.strip("\n").splitlines()
@@ -155,8 +155,8 @@ def explanation_text(
         else:
             where = f"averaged over the contexts of {found.num_contexts} of these rewards"
         lines.append(f"  expected rewards and P(best) are {where}")
-    if late:
-        lines.append(f"  {late}")
+    if note:
+        lines.append(f"  {note}")
     lines += arms_text(found)
     if found.is_median.any():
         lines.append(

@@ -4,6 +4,7 @@
 run under `jit`, `vmap` and `scan`, in the precision that JAX is set to.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,12 @@ class RewardModel:
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    def replaced(self, **fields: Any) -> "RewardModel":
+        """Return a copy with other attributes; what was read from the program is kept, and nothing is checked."""
+        view = copy.copy(self)
+        vars(view).update(fields)
+        return view
 
     @property
     def is_reward_an_outcome(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 from ppl_bandit import engines
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -82,3 +83,29 @@ def test_a_batch_whose_posterior_lies_where_the_density_is_undefined_is_not_trus
     assert not bool(found[-0.8].is_trusted)
     assert "the log density of a particle is not finite" in found[-0.8].failed_checks()
     assert bool(found[3.0].is_trusted)
+
+
+@pytest.mark.slow
+def test_a_batch_far_in_the_tail_of_a_truncated_normal_has_the_posterior_of_a_quadrature_or_is_not_trusted():
+    """24 rewards near 0 of a normal law cut off there: its location is about -8, where NumPyro's density is infinite."""
+
+    def program(arm):
+        level = numpyro.sample("level", dist.Normal(0.0, 5.0).expand([2]))
+        numpyro.sample("reward", dist.TruncatedNormal(level[arm], 1.0, low=0.0))
+
+    rewards = stats.expon.ppf((np.arange(24) + 0.5) / 24, scale=0.12)
+    at = np.linspace(-40.0, 10.0, 20_001)
+    log_density = stats.norm.logpdf(at, 0.0, 5.0) - 24 * stats.norm.logcdf(at)
+    log_density += stats.norm.logpdf(rewards[:, None], at).sum(axis=0)
+    density = np.exp(log_density - log_density.max())
+    mean = np.average(at, weights=density)
+    sd = np.sqrt(np.average((at - mean) ** 2, weights=density))
+    engine = engines.reweight(RewardModel(program, 2), num_particles=500)
+    rows = Interaction(jnp.zeros(24, int), jnp.asarray(rewards, jnp.float32))
+    state, info = quick_jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+    drawn = np.asarray(engine.sample(jr.key(1), state, 2000)["level"][:, 0])
+    print(
+        f"exact {mean:.2f} +- {sd:.2f}, found {drawn.mean():.2f} +- {drawn.std():.2f}, trusted {bool(info.is_trusted)}"
+    )
+    # 500 particles of an autocorrelation of at most .1: a standard error of .05 sd of the mean, and .035 sd of the sd.
+    assert not bool(info.is_trusted) or (abs(drawn.mean() - mean) < 0.25 * sd and abs(drawn.std() / sd - 1.0) < 0.2)

@@ -1,5 +1,8 @@
 """A failed check is named with its value and its bound, and passed checks are not."""
 
+import ast
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines
-from ppl_bandit.engines.checks import all_passed, describe_failures, make_info, worst_values
+from ppl_bandit.engines.checks import CHECKS, all_passed, describe_failures, make_info, worst_values
 from ppl_bandit.types import Interaction
 
 NAMES = ("k_hat", "acceptance", "capacity")
@@ -101,6 +104,25 @@ def test_a_bandit_whose_moves_end_at_their_budget_keeps_its_engine_and_every_dec
     assert "engines.laplace" in note and "divergent" not in note
     bandit.update(arm=0, reward=1)
     assert bandit.select().notes == () and "NOT TRUSTED" not in bandit.explain()
+
+
+def test_there_are_few_checks_and_every_number_of_the_engines_has_a_comment():
+    assert len(CHECKS) <= 22
+    numbers, bare = 0, list[str]()
+    for path in sorted(Path(engines.__file__).parent.rglob("*.py")):
+        source = path.read_text()
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            values = [] if not isinstance(node, ast.Assign) else list(ast.walk(node.value))
+            if not any(isinstance(value, ast.Constant) and type(value.value) in (int, float) for value in values):
+                continue
+            numbers += 1
+            written = [*lines[node.lineno - 1 : node.end_lineno], *filter(str.strip, lines[node.end_lineno :][:1])]
+            above = lines[node.lineno - 2].startswith("#") or "  #" in lines[node.lineno - 2]
+            if isinstance(node.value, ast.Call | ast.Dict) or above or any("#" in line for line in written):
+                continue
+            bare.append(f"{path.name}: {lines[node.lineno - 1]}")
+    assert bare == [] and numbers <= 110
 
 
 def test_rows_that_do_not_fit_are_named():

@@ -1,5 +1,6 @@
 """Programs whose outcomes leave their domains, laws far in a tail, and numbers that change behind a program's back."""
 
+import re
 import types
 
 import jax
@@ -85,6 +86,17 @@ def test_a_domain_that_no_prior_draw_leaves_is_checked_on_posterior_draws():
     assert model.may_leave_domains
     draws = {"z": jnp.array([[1.0, 2.0], [1.0, -0.1], [-1.0, 1.0], [3.0, 4.0]])}
     assert float(model.share_outside_domains(draws)) == 0.5
+
+
+@pytest.mark.slow
+def test_a_posterior_that_leaves_a_domain_is_doubted_in_the_report_and_the_explanation(warm_starts):
+    """No draw of the prior is 5 sd away, but after 40 successes some draws are above 1."""
+    model = RewardModel(program_of(lambda arm: dist.Bernoulli(normals(0.5, 0.1)[arm])), A)
+    bandit = Bandit(model, engine=engines.reweight, num_samples=200)
+    bandit.update_many(arms=[0] * 40, rewards=[1] * 40)
+    words = r"NOT TRUSTED.*at \d+\.\d% of the posterior draws an argument of an outcome is outside of its domain"
+    assert re.search(words, str(bandit.report(more=[10]))) and re.search(words, bandit.explain())
+    assert "outside of its domain" in bandit.select().notes[-1]
 
 
 def masses(a, b):
