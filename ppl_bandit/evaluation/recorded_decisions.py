@@ -1,6 +1,6 @@
 """The decisions of an experiment, from its event store, in the order in which they were made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, check_repeated_rows, propensity_doubts
 from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, DecisionRecord, Event
+from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, DecisionRecord, Event, imported_plays
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
@@ -57,22 +57,19 @@ class _Play(NamedTuple):
 
 
 def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]) -> list[_Play]:
-    body = event.body
     examples: dict[int, Any] = {}
     if model is not None and late:
         leaves = jax.tree.leaves(model.context)
         examples = {number: np.asarray(leaves[number]) for number in late_numbers(model, late).values()}
     plays = []
-    for row, (arm, propensity) in enumerate(zip(body["arms"], body["propensity"], strict=True)):
-        reward = {name: values[row] for name, values in body["rewards"].items()}
-        learnt = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
+    for arm, reward, learnt, propensity in imported_plays(event):
         decided = None if learnt is None else [examples.get(i, leaf) for i, leaf in enumerate(learnt)]
-        plays.append(_Play(event.position, int(arm), float(propensity), None, reward, decided, learnt))
+        plays.append(_Play(event.position, arm, float(propensity or 0.0), None, reward, decided, learnt))
     return plays
 
 
 def _from_events(
-    records: Sequence[DecisionRecord],
+    records: Iterable[DecisionRecord],
     imported: Sequence[Event],
     names: Sequence[Any],
     outcomes: Sequence[str],
@@ -94,24 +91,21 @@ def _from_events(
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
-    rewarded = [record for record in records if record.status == REWARDED_STATUS]
-    num_shown = sum(record.propensity is None for record in rewarded)  # by another system
     has_context = model is not None and model.context is not None
-    known = [record for record in rewarded if record.propensity is not None]
-    whole = [record for record in known if not (has_context and record.is_erased and record.context is None)]
-    plays = [
-        _Play(
-            record.decided.position,
-            record.arm,
-            float(record.propensity or 0.0),
-            None if record.shown and not record.is_shown_as_decided else record.decided.body["propensities"],
-            record.reward,
-            record.decided.body.get("context"),
-            record.context,
-        )
-        for record in whole
-    ]
-    num_unrewarded = sum(record.status != REWARDED_STATUS for record in records)
+    plays, num_unrewarded, num_shown, num_erased, num_late = list[_Play](), 0, 0, 0, 0
+    for record in records:
+        num_late += record.is_late
+        if record.status != REWARDED_STATUS:
+            num_unrewarded += 1
+        elif record.propensity is None:  # shown by another system
+            num_shown += 1
+        elif has_context and record.is_erased and record.context is None:
+            num_erased += 1
+        else:
+            body, is_other = record.decided.body, record.shown and not record.is_shown_as_decided
+            probs = float(record.propensity), None if is_other else body["propensities"]
+            contexts = body.get("context"), record.context
+            plays.append(_Play(record.decided.position, record.arm, *probs, record.reward, *contexts))
     others = [play for event in imported for play in _imported_plays(event, model, late)]
     doubts = _check_imported(others, len(names)) if others else []
     plays += others
@@ -143,8 +137,8 @@ def _from_events(
         doubts=tuple(doubts),
         num_without_propensity=num_shown,
         num_shown=num_shown,
-        num_erased=len(known) - len(whole),
-        num_late=sum(record.is_late for record in records),
+        num_erased=num_erased,
+        num_late=num_late,
     )
 
 

@@ -11,7 +11,6 @@ from ppl_bandit.journal.events import (
     ARMS,
     CHANGED,
     CORRECTED,
-    DECIDED,
     DISCARDED,
     IMPORTED,
     LOOKED,
@@ -20,7 +19,7 @@ from ppl_bandit.journal.events import (
     REWARDED_STATUS,
     Event,
     fold_decision,
-    fold_decisions,
+    imported_plays,
 )
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -30,7 +29,6 @@ from ppl_bandit.types import UnknownDecision
 if TYPE_CHECKING:
     import pandas
 
-_PAGE = 500  # decisions read at once
 _NEWEST = 10_000  # decisions of deciders of which the age is told: 0.2 s
 _NUM_CHANGES = 10  # of which late decisions are told
 _CHANGES = (ARMS, CHANGED, LOOKED)  # which arms are played, and how
@@ -117,45 +115,44 @@ class Verification(NamedTuple):
 
 def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     """Return the settings of an experiment and its counts for each arm, as JSON values."""
-    header = read_header(store, name)
-    events = store.read(name, whole=True)
-    records = fold_decisions(name, events)
-    outcome = header.identity["outcomes"][0]
+    header, num_events = read_header(store, name), store.last_position(name)
+    outcome, num_corrections, last = header.identity["outcomes"][0], 0, None
     rewards: list[list[float]] = [[] for _ in header.names]
-    for event in events:
-        if event.kind == IMPORTED:
-            with ReadingEvent(name, event.position):
-                for index, value in zip(event.body["arms"], event.body["rewards"][outcome], strict=True):
-                    rewards[index].append(value)
-    for record in records:
-        if record.status == REWARDED_STATUS:
-            with ReadingEvent(name, record.decided.position):
+    num_decisions, num_pending = [0] * len(rewards), [0] * len(rewards)
+    for event in store.read(name, kinds=(IMPORTED,)):
+        with ReadingEvent(name, event.position):
+            for arm, reward, *_ in imported_plays(event):
+                rewards[arm].append(reward[outcome])
+    for record in store.decisions(name):
+        last, num_corrections = record.decided, num_corrections + record.num_corrections
+        with ReadingEvent(name, last.position):
+            num_decisions[int(last.arm or 0)] += 1
+            num_pending[int(last.arm or 0)] += record.status == PENDING_STATUS
+            if record.status == REWARDED_STATUS:
                 rewards[record.arm].append(record.reward[outcome])
-    arms = []
-    for index, arm in enumerate(header.names):
-        own = [record for record in records if record.decided.arm == index]
-        arms.append(
-            {
-                "arm": arm,
-                "is_retired": index in header.retired,
-                "num_decisions": len(own),
-                "num_pending": sum(record.status == PENDING_STATUS for record in own),
-                "num_rewards": len(rewards[index]),
-                f"mean_{outcome}": float(np.mean(rewards[index])) if rewards[index] else None,
-            }
-        )
+    arms = [
+        {
+            "arm": arm,
+            "is_retired": index in header.retired,
+            "num_decisions": num_decisions[index],
+            "num_pending": num_pending[index],
+            "num_rewards": len(rewards[index]),
+            f"mean_{outcome}": float(np.mean(rewards[index])) if rewards[index] else None,
+        }
+        for index, arm in enumerate(header.names)
+    ]
     damage = store.find_damage(name)
-    last = next((event for event in reversed(events) if event.kind == DECIDED), None)
+    times = [store.read(name, after, limit=1)[0].time for after in (0, num_events - 1)]
     return {
         "name": name,
-        "num_events": len(events),
-        "opened": utc_time(events[0].time),
-        "last_event": utc_time(events[-1].time),
+        "num_events": num_events,
+        "opened": utc_time(times[0]),
+        "last_event": utc_time(times[1]),
         "engine": header.identity["engine"]["name"],
         "selector": header.identity["selector"]["name"],
         "num_samples": header.identity["num_samples"],
-        "num_changes": sum(event.kind == "changed" for event in events),
-        "num_corrections": sum(record.num_corrections for record in records),
+        "num_changes": len(store.read(name, kinds=(CHANGED,))),
+        "num_corrections": num_corrections,
         "arms": arms,
         "last_best_arm_probs": None if last is None else last.body["best_arm_probs"],
         "first_broken_position": None if damage is None else damage.position,
@@ -205,29 +202,25 @@ def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: 
     Args:
         columns: names of the numbers in a context, in the order of its leaves.
     """
-    while True:
-        page = store.decisions(name, after, _PAGE)
-        for record in page:
-            with ReadingEvent(name, record.decided.position):
-                leaves = record.context or []
-                numbers = [value for leaf in leaves for value in np.ravel(np.asarray(leaf)).tolist()]
-                yield {
-                    "decision": record.decided.decision,
-                    "position": record.decided.position,
-                    "time": utc_time(record.decided.time),
-                    "arm": record.decided.body["name"],
-                    "propensity": record.decided.body["propensities"][record.decided.arm],
-                    "unit": record.decided.body.get("unit"),
-                    "context": dict(zip(columns, numbers, strict=False)) or None,
-                    "status": record.status,
-                    "reward": record.reported or None,
-                    "num_corrections": record.num_corrections,
-                    "is_shown_by_another": bool(record.shown),
-                    "is_erased": record.is_erased,
-                }
-        if len(page) < _PAGE:
-            return
-        after = page[-1].decided.position
+    for record in store.decisions(name, after):
+        with ReadingEvent(name, record.decided.position):
+            leaves = record.context or []
+            numbers = [value for leaf in leaves for value in np.ravel(np.asarray(leaf)).tolist()]
+            row = {
+                "decision": record.decided.decision,
+                "position": record.decided.position,
+                "time": utc_time(record.decided.time),
+                "arm": record.decided.body["name"],
+                "propensity": record.decided.body["propensities"][record.decided.arm],
+                "unit": record.decided.body.get("unit"),
+                "context": dict(zip(columns, numbers, strict=False)) or None,
+                "status": record.status,
+                "reward": record.reported or None,
+                "num_corrections": record.num_corrections,
+                "is_shown_by_another": bool(record.shown),
+                "is_erased": record.is_erased,
+            }
+        yield row
 
 
 def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
@@ -235,7 +228,6 @@ def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
     import pandas
 
     header = read_header(store, name)
-    events = store.read(name, whole=True)
     outcomes = header.identity["outcomes"]
     rows: list[tuple[int, dict[str, Any]]] = []
 
@@ -243,21 +235,18 @@ def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
         row = dict(zip(_COLUMNS, values, strict=True)) | {name: rewards.get(name, np.nan) for name in outcomes}
         rows.append((position, row | _context_values(header, context)))
 
-    for record in fold_decisions(name, events):
+    for record in store.decisions(name):
         decided = record.decided
         settled = "" if record.settled is None else utc_time(record.settled)
         with ReadingEvent(name, decided.position):
             play = decided.decision, utc_time(decided.time), str(decided.body["name"]), record.propensity
             values = *play, decided.body["num_candidates"], record.status, settled, record.num_corrections
             add_row(decided.position, values, record.reward, record.context)
-    for event in events:
-        if event.kind == IMPORTED:
-            with ReadingEvent(name, event.position):
-                body, time = event.body, utc_time(event.time)
-                for row, arm in enumerate(body["arms"]):
-                    values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, time, 0
-                    context = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
-                    add_row(event.position, values, {o: body["rewards"][o][row] for o in outcomes}, context)
+    for event in store.read(name, kinds=(IMPORTED,)):
+        with ReadingEvent(name, event.position):
+            for arm, rewards, context, _ in imported_plays(event):
+                values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, utc_time(event.time), 0
+                add_row(event.position, values, rewards, context)
     rows.sort(key=lambda pair: pair[0])
     return pandas.DataFrame([row for _, row in rows], columns=[*_COLUMNS, *outcomes, *header.context_columns])
 

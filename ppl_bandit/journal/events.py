@@ -5,10 +5,8 @@ A stream of events is append-only; positions count from 1 without a gap.
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-
-from ppl_bandit.journal.stores.store import ReadingEvent
 
 OPENED = "opened"  # a new experiment: program, settings, versions
 CHANGED = "changed"  # the experiment continues with another program or other settings
@@ -176,18 +174,10 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     return DecisionRecord(*known, arm, shown, is_expired, ERASED in events[0].body, is_late)
 
 
-def fold_decisions(experiment: str, events: Iterable[Event]) -> list[DecisionRecord]:
-    """Return what became of each decision that has events among these, in the order of the decisions.
-
-    Raises:
-        DamagedEvent: if an event cannot be read.
-    """
-    grouped: dict[str, list[Event]] = {}
-    for event in events:
-        if event.decision is not None:
-            grouped.setdefault(event.decision, []).append(event)
-    records = []
-    for own in grouped.values():
-        with ReadingEvent(experiment, own[-1].position):
-            records.append(fold_decision(own))
-    return records
+def imported_plays(event: Event) -> Iterator[tuple[int, dict[str, float], list[Any] | None, float | None]]:
+    """Yield arm, rewards, leaves of the context and propensity of each play of an imported event; None if it has none."""
+    body = event.body
+    for row, arm in enumerate(body["arms"]):
+        context = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
+        rewards = {name: values[row] for name, values in body["rewards"].items()}
+        yield int(arm), rewards, context, float(body["propensity"][row]) if "propensity" in body else None

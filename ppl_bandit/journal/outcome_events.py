@@ -269,9 +269,10 @@ def _reward_event(
         context, is_context_changed = _completed_context(task, record, reported, is_correction)
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
-    own = record._replace(shown=()).propensity
-    if reported.shown == decided.arm and reported.propensity in (None, own):  # the decision was shown as it was made
-        shown = record.shown and (own,)
+    if reported.shown == decided.arm:
+        own = record._replace(shown=()).propensity
+        if reported.propensity in (None, own):  # the decision was shown as it was made
+            shown = record.shown and (own,)
     is_same_arm = (arm, shown) == (record.arm, record.shown)
     differs = any(name in known and known[name] != value for name, value in values.items())
     differs |= bool(known) and not is_same_arm

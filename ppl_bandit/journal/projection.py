@@ -14,7 +14,7 @@ import numpy as np
 from ppl_bandit.journal.events import CORRECTED, ERASED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.learning import Learner, start
-from ppl_bandit.posterior.task import History, RowEdit, Rows, Task, is_known, why_not_in_part
+from ppl_bandit.posterior.task import History, Rows, Task, is_known, why_not_in_part
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -87,7 +87,7 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     projection, changes = with_changes(projection, events, is_learning=True)
     task, learner, history = projection.task, projection.learner, projection.history
     edited = changes.edit(history) if changes.edits or changes.completed else history
-    pieces = [*(piece for _, piece in changes.completed.values()), *(piece for _, piece in changes.rows)]
+    pieces = [*changes.completed.values(), *(piece for _, piece in changes.rows)]
     if changes.edits:
         pieces = pieces[len(changes.completed) :]
         after, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
@@ -168,19 +168,18 @@ class Changes(NamedTuple):
     """How events change the rows that were learnt.
 
     Attributes:
-        edits: {position of the row: change, or None to remove it}.
-        completed: more outcomes of rows, {position: (change, what is learnt from it)}.
+        edits: {position of the row: what replaces it, or None to remove it}.
+        completed: more outcomes of rows, {position: the row with what is learnt from it}.
         rows: the new rows, each with the index of its event.
     """
 
-    edits: dict[int, RowEdit | None]
-    completed: dict[int, tuple[RowEdit, Rows]]
+    edits: dict[int, Rows | None]
+    completed: dict[int, Rows]
     rows: list[tuple[int, Rows]]
 
     def edit(self, history: History) -> History:
         """Return a history with the changed rows, without the new ones."""
-        changes = {**self.edits, **{position: edit for position, (edit, _) in self.completed.items()}}
-        return history.edited(changes, len(self.completed))
+        return history.edited(self.edits | self.completed, len(self.completed))
 
 
 def with_changes(projection: Projection, events: Sequence[Event], *, is_learning: bool) -> tuple[Projection, Changes]:
@@ -208,19 +207,10 @@ def with_changes(projection: Projection, events: Sequence[Event], *, is_learning
         if position is None:
             if piece is not None:
                 changes.rows.append((index, piece))
-            continue
-        if piece is None:
-            changes.edits[position] = None
-            continue
-        edit = RowEdit(
-            {name: float(values[0]) for name, values in piece.rewards.items()},
-            body["context"] if "late" in body else None,
-            event.arm if "shown" in body else None,
-        )
-        if event.kind == REWARDED:
-            changes.completed[position] = edit, piece
+        elif piece is not None and event.kind == REWARDED:
+            changes.completed[position] = piece
         else:
-            changes.edits[position] = edit
+            changes.edits[position] = piece
     return projection, changes
 
 

@@ -185,7 +185,9 @@ class ReadableBandit:
             experiment.store.ping()
         except JournalError as error:
             reason = str(error)
-        return Health(not reason, reason, experiment.projection.position, experiment.num_decisions, self.num_rewards)
+        projection = experiment.projection
+        num_decisions = int(projection.num_played.sum())  # not the last number, which two processes may give at once
+        return Health(not reason, reason, projection.position, num_decisions, len(projection.history))
 
     def logged_decisions(self) -> LoggedDecisions:
         """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""

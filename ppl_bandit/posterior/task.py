@@ -153,20 +153,6 @@ def why_not_in_part(task: Task, engine: Engine) -> str:
 _BLOCK = 256  # number of parts that are joined into one
 
 
-class RowEdit(NamedTuple):
-    """A change of a learnt row.
-
-    Attributes:
-        reward: {outcome: new value}.
-        context: leaves of the new context; None keeps the old one.
-        arm: the arm that was shown; None keeps the old one.
-    """
-
-    reward: Mapping[str, float]
-    context: Sequence[Any] | None = None
-    arm: int | None = None
-
-
 class History:
     """Rows of (arms, {outcome: rewards}, contexts), each with the position of its event in the journal.
 
@@ -187,7 +173,7 @@ class History:
         # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
         # Changes of rows that are not made yet, and the number of them that belong to this history, which share the list.
-        self._edits: tuple[list[Mapping[int, RowEdit | None]], int] = ([], 0)
+        self._edits: tuple[list[Mapping[int, Rows | None]], int] = ([], 0)
         self.num_rows = num_rows
         self.num_completed = 0
 
@@ -226,8 +212,8 @@ class History:
         """Return the position of each row's event."""
         return self._whole()[3]
 
-    def edited(self, edits: Mapping[int, RowEdit | None], num_completed: int = 0) -> "History":
-        """Return a history with changes at some positions; None removes a row, if it is there.
+    def edited(self, edits: Mapping[int, Rows | None], num_completed: int = 0) -> "History":
+        """Return a history with other rows at some positions, one each; None removes a row, if it is there.
 
         Changes are made when rows are read, or when there are many; removals at once.
 
@@ -279,8 +265,8 @@ def _parts_of(
 
 
 def _edited(
-    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray], edits: Mapping[int, RowEdit | None]
-) -> tuple[Any, dict[int, RowEdit | None]]:
+    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray], edits: Mapping[int, Rows | None]
+) -> tuple[Any, dict[int, Rows | None]]:
     """Return a copy of rows with changes at their positions, and the changes at other positions."""
     arms, values, contexts, positions = jax.tree.map(np.copy, rows)
     is_kept, others = np.ones(arms.size, bool), {}
@@ -288,15 +274,11 @@ def _edited(
         row = int(np.searchsorted(positions, position))
         if row == positions.size or positions[row] != position:
             others[position] = edit
-            continue
-        if edit is None:
+        elif edit is None:
             is_kept[row] = False
-            continue
-        arms[row] = arms[row] if edit.arm is None else edit.arm
-        for name, value in edit.reward.items():
-            values[name][row] = value
-        for leaf, value in zip(jax.tree.leaves(contexts), edit.context or (), strict=False):
-            leaf[row] = value
+        else:
+            for leaf, own in zip(jax.tree.leaves((arms, values, contexts)), jax.tree.leaves(edit[:3]), strict=True):
+                leaf[row] = own[0]
     kept = (arms, values, contexts, positions)
     return (kept if is_kept.all() else jax.tree.map(lambda leaf: leaf[is_kept], kept)), others
 

@@ -101,10 +101,8 @@ def create_app(
         if values is not None and set(values) != set(arms):
             raise ValueError(f"flag_values[{name!r}] must have a value for each of the arms {arms}")
         given: Any = {"values": values, "limits": limits or Limits()}
-        if isinstance(bandit, Bandit):
-            served[name] = ServedExperiment(name, bandit, **given)
-        else:
-            served[name] = (ServedLearner if isinstance(bandit, Sealer) else ServedDecider)(name, bandit, **given)
+        kinds: dict[Any, Any] = {Sealer: ServedLearner, Decider: ServedDecider}
+        served[name] = kinds.get(type(bandit), ServedExperiment)(name, bandit, **given)
     decides_only = {isinstance(own, ServedDecider) for own in served.values()}
     if len(decides_only) > 1:
         raise ValueError("experiments has bandits and deciders: one application serves bandits, another the deciders")

@@ -48,7 +48,7 @@ def check(bandit):
     for name, values in (("concentration1", rewards["reward"]), ("concentration0", 1 - rewards["reward"])):
         np.testing.assert_allclose(found[name], 1 + np.bincount(arms, weights=values, minlength=3))
     experiment = bandit._experiment
-    records = experiment.store.decisions(experiment.name)
+    records = list(experiment.store.decisions(experiment.name))
     assert sum(record.status == "rewarded" for record in records) == arms.size == bandit.num_rewards
     bandit.select()  # follows the stream
     assert experiment.catch_up().num_played.sum() == len(records) + 1

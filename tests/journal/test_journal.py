@@ -29,7 +29,7 @@ from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent
-from ppl_bandit.posterior.task import History, RowEdit
+from ppl_bandit.posterior.task import History, Rows
 
 ARMS = ["control", "low", "high"]
 
@@ -170,6 +170,7 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     # In another random stream: the same numbers, the same posterior, but other draws.
     fresh = first._experiment
     fresh.catch_up()
+    assert (first.health().num_decisions, fresh.num_decisions) == (6, 5)
     draws = []
     for stream in ("", "1", "2"):
         made = [choose_arms(fresh.projection, stream, [i], None, np.ones(3, bool), is_batch=False) for i in range(5)]
@@ -457,7 +458,11 @@ def test_a_history_edits_rows_by_position():
         history = history.extended(
             (np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position]))
         )
-    edited = history.edited({300: RowEdit({"reward": -1.0}), 2: None})
+
+    def other(reward, position):
+        return Rows(np.array([position % 3]), {"reward": np.array([reward])}, None)
+
+    edited = history.edited({300: other(-1.0, 300), 2: None})
     arms, rewards, _ = edited.rows()
     assert len(edited) == arms.size == 598
     assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300
@@ -465,8 +470,8 @@ def test_a_history_edits_rows_by_position():
     for position in range(
         599, 0, -1
     ):  # one by one, more than are kept until rows are read; some rows are not loaded yet
-        edited = edited.edited({position: RowEdit({"reward": -float(position)})})
-    later = History(("reward",), 599, lambda: history).edited({7: RowEdit({"reward": 0.5}, None, 2)}, 1)
+        edited = edited.edited({position: other(-float(position), position)})
+    later = History(("reward",), 599, lambda: history).edited({7: other(0.5, 2)}, 1)
     assert edited.rows()[1]["reward"].tolist() == (-edited.positions()).tolist() and len(edited) == 598
     assert (later.rows()[0][6], later.rows()[1]["reward"][6], later.num_completed) == (2, 0.5, 1)
 

@@ -433,7 +433,7 @@ def test_explain_says_what_was_proved_and_what_the_data_say(conversion_parts):
         "EXACT",
         "rate: Beta",
         "adds (+1, +0)",
-        "largest residual",
+        "checked: the closed form is proved",
         "learnt from 80 rewards",
         "double_sampling",
     ):

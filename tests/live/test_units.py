@@ -552,7 +552,7 @@ def test_records_and_health_say_what_is_there(place, monkeypatch):
     bandit = bernoulli_bandit(**place)
     decisions = bandit.select_many(num_decisions=3, units=["a", None, "b"])
     bandit.update(decisions[1], 1)
-    monkeypatch.setattr("ppl_bandit.journal.audit._PAGE", 2)
+    monkeypatch.setattr("ppl_bandit.journal.stores.sql.MAX_PARAMETERS", 2)
     rows = list(bandit.records())
     assert [(row["decision"], row["unit"], row["status"]) for row in rows] == [
         (decisions[0].id, "a", "pending"),

@@ -25,12 +25,13 @@ from ppl_bandit.journal.events import (
     IMPORTED,
     DecisionRecord,
     Event,
-    fold_decisions,
+    fold_decision,
     new_ids,
 )
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
     IS_SETTING,
+    MAX_PARAMETERS,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
     AppendRequest,
@@ -290,17 +291,25 @@ class SqlStore:
         given = experiment, after, _NO_LIMIT, 1e300 if until is None else until
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", given)[0][0])
 
-    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[DecisionRecord]:
-        """Return every decision beyond a position, or the first so many, and what became of it, oldest first."""
-        if limit is None:
-            return fold_decisions(experiment, self.read(experiment, after, whole=True))
+    def decisions(self, experiment: str, after: int = 0) -> Iterator[DecisionRecord]:
+        """Yield every decision beyond a position, and what became of it, oldest first, without keeping them.
+
+        Raises:
+            DamagedEvent: if an event cannot be read.
+        """
         statement = (
             "SELECT decision FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
             "ORDER BY position LIMIT ?"
         )
-        ids = [row[0] for row in self._query(statement, (experiment, after, limit))]
-        found = self.find(experiment, ids)
-        return fold_decisions(experiment, (event for one in ids for event in found[one]))
+        ids = [""] * MAX_PARAMETERS
+        while len(ids) == MAX_PARAMETERS:
+            ids = [row[0] for row in self._query(statement, (experiment, after, MAX_PARAMETERS))]
+            found = self.find(experiment, ids) if ids else {}
+            for events in map(found.__getitem__, ids):
+                after = events[0].position
+                with ReadingEvent(experiment, events[-1].position):
+                    record = fold_decision(events)
+                yield record
 
     def newest_decisions(self, experiment: str, limit: int) -> list[Event]:
         """Return the newest decisions, oldest first."""

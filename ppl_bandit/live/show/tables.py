@@ -25,19 +25,22 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
         task = experiment.projection.task
         arms, rewards, contexts = experiment.history.rows()
         positions = experiment.history.positions()
-    records = experiment.store.decisions(experiment.name)
-    by_row = {record.row: record for record in records if record.row is not None}
-    rows = [by_row.get(int(position)) for position in positions]
-    columns: dict[str, Any] = {
-        "decision": [None if r is None else shown_name(r.decided.decision) for r in rows],
-        "decided": _times([None if r is None else r.decided.time for r in rows]),
-        "rewarded": _times([None if r is None else r.settled for r in rows]),
-        "arm": [shown_name(task.arms.names[i]) for i in arms],
-        "propensity": [np.nan if r is None or r.propensity is None else r.propensity for r in rows],
-    }
+    ids, propensity = np.full(arms.size, None, object), np.full(arms.size, np.nan)
+    decided, rewarded = propensity.copy(), propensity.copy()
+    for record in experiment.store.decisions(experiment.name):
+        row = np.searchsorted(positions, record.row or 0)
+        if row < arms.size and positions[row] == record.row:
+            ids[row], decided[row] = shown_name(record.decided.decision), record.decided.time
+            rewarded[row], propensity[row] = record.settled, record.propensity
     for event in experiment.store.imported(experiment.name):
-        for row, value in zip(np.flatnonzero(positions == event.position), event.body["propensity"], strict=True):
-            columns["propensity"][row] = float(value)
+        propensity[positions == event.position] = event.body["propensity"]
+    columns: dict[str, Any] = {
+        "decision": ids,
+        "decided": _times(decided),
+        "rewarded": _times(rewarded),
+        "arm": [shown_name(task.arms.names[i]) for i in arms],
+        "propensity": propensity,
+    }
     return pandas.DataFrame(columns | rewards | _context_values(task.model, jax.tree.leaves(contexts)))
 
 
@@ -79,7 +82,7 @@ def _why_waiting(experiment: Experiment, records: list[DecisionRecord]) -> str:
     return f"outcomes wait until all are known: {why}" if why else ""
 
 
-def _times(values: list[float | None]) -> Any:
+def _times(values: Any) -> Any:
     import pandas
 
     return pandas.to_datetime(pandas.Series(values, dtype=float), unit="s", utc=True)

@@ -86,3 +86,12 @@ def test_particles_with_a_large_autocorrelation_are_moved_again_with_the_next_ro
     _, info = learn(rewards, before._replace(autocorrelation=jnp.asarray(0.9)))
     assert info.num_refreshes == before.num_refreshes + 1 and info.is_trusted
     assert info.checks["path_autocorrelation"] < 0.3
+
+
+def test_a_prior_far_from_zero_is_accepted_although_rounding_hides_all_of_a_reward_of_zero():
+    def far(arm):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        mean = numpyro.sample("mean", dist.Normal(1e6 * jnp.ones(2), scale).to_event(1))
+        numpyro.sample("reward", dist.Normal(mean[arm], 0.5))
+
+    assert "exact given scale" in engines.collapsed(RewardModel(far, 2), ("scale",)).explanation.reason
