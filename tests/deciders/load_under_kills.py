@@ -177,6 +177,9 @@ def check(server, folder):
         events = bandit._journal.events(NAME)
         decided = {event.decision: event for event in events if event.kind == DECIDED}
         assert len(decided) == sum(event.kind == DECIDED for event in events)
+        assert len({(event.stream, event.number) for event in decided.values()}) == len(decided), (
+            "a number counts twice"
+        )
         assert all(decided[row["id"]].arm == row["arm"] for row in made), "an acknowledged decision is lost or differs"
         first = {event.decision: event for event in events if event.kind == REWARDED}
         assert len(first) == sum(event.kind == REWARDED for event in events), "a reward counts twice"
@@ -201,6 +204,7 @@ def check(server, folder):
         ages = [row["age"] for row in made if np.isfinite(row["age"])]
         return {
             "decisions": len(decided),
+            "not acknowledged": len(decided) - len({row["id"] for row in made}),  # of calls that were killed
             "rewards": len(first),
             "snapshots": sum(event.kind == CHECKPOINT for event in events),
             "units": len(units),
