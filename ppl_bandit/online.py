@@ -131,7 +131,7 @@ class Online:
     def save(self, path: str | PathLike) -> None:
         """Write the rows that were learnt to a file, which `load` reads in another process."""
         _, outcomes, contexts = self._history.rows()
-        rows = {f"outcome {name}": values for name, values in outcomes.items()}
+        rows: dict[str, Any] = {f"outcome {name}": values for name, values in outcomes.items()}
         rows |= {f"data {name}": values for name, values in (contexts or {}).items()} if self.num_rows else {}
         with open(path, "wb") as file:
             np.savez(file, outcomes=np.array(self._outcomes), **rows)

@@ -107,7 +107,7 @@ def _worth(reward: np.ndarray, code: np.ndarray, num_arms: int, least: int) -> n
     single = {float(values[0]) for values, _ in amounts if values.size} or {1.0}
     counts = np.array([number.sum() for _, number in amounts])
     if single == {1.0} or (len(single) == 1 and (counts > 0).sum() > 1 and counts.sum() >= least):
-        return np.full(num_arms, *single)
+        return np.full(num_arms, single.pop())
     return np.array([values[0] for values, _ in amounts]) if counts.min() >= least else None
 
 

@@ -104,19 +104,20 @@ def _from_events(
         else:
             body, is_other = record.decided.body, record.shown and not record.is_shown_as_decided
             probs = float(record.propensity), None if is_other else body["propensities"]
-            contexts = body.get("context"), record.context
-            plays.append(_Play(record.decided.position, record.arm, *probs, record.reward, *contexts))
+            known = body.get("context"), record.context
+            plays.append(_Play(record.decided.position, record.arm, *probs, record.reward, *known))
     others = [play for event in imported for play in _imported_plays(event, model, late)]
     doubts = _check_imported(others, len(names)) if others else []
     plays += others
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
-    propensities = None
+    propensities: np.ndarray | None = None
     if not others and (not plays or any(play.propensities is not None for play in plays)):
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
             if play.propensities is None:
-                propensities[row], propensities[row, play.arm] = np.nan, play.propensity
+                propensities[row] = np.nan
+                propensities[row, play.arm] = play.propensity
             else:
                 propensities[row, : len(play.propensities)] = play.propensities
     values = {name: np.array([play.reward[name] for play in plays], float) for name in outcomes}

@@ -394,8 +394,8 @@ class _Predictive:
                 own, others = block[1][name][:num, None], drawn[name][:num]
                 below, equal = ((shares * is_so).sum(axis=1) for is_so in (others < own, others == own))
                 found[start : start + num, number] = below + self._uniforms.random(num) * equal
-            index = slice(start, start + num)
-            self._waiting.append(jax.tree.map(lambda leaf, index=index: leaf[index], (*rows[:3], positions)))
+            taken = slice(start, start + num)
+            self._waiting.append(jax.tree.map(lambda leaf, taken=taken: leaf[taken], (*rows[:3], positions)))
             self._num_rows, self._logs, start = self._num_rows + num, logs[num], start + num
             if is_worn[num]:
                 self._learn()

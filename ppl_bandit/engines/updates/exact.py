@@ -287,7 +287,8 @@ def _certify_steps(
     Args:
         joint: the layout of two steps; see `step_residual`.
     """
-    assert rows.mask is not None
+    mask = rows.mask
+    assert mask is not None
 
     def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Residual, Array, Array]:
         single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
@@ -296,12 +297,10 @@ def _certify_steps(
 
     *residuals, is_held, log_densities = jax.vmap(certify_one)(rows, steps)
     of_rows, of_steps = (
-        jax.tree.map(lambda own, none: jnp.where(rows.mask, own, none), found, NO_RESIDUAL) for found in residuals
+        jax.tree.map(lambda own, none: jnp.where(mask, own, none), found, NO_RESIDUAL) for found in residuals
     )
-    evidence = ChunkEvidence(
-        of_rows, worst_of(of_steps), steps.readings.is_possible[:, 0], jnp.all(is_held | ~rows.mask)
-    )
-    return jnp.sum(jnp.where(rows.mask, log_densities, 0.0)), evidence
+    evidence = ChunkEvidence(of_rows, worst_of(of_steps), steps.readings.is_possible[:, 0], jnp.all(is_held | ~mask))
+    return jnp.sum(jnp.where(mask, log_densities, 0.0)), evidence
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:

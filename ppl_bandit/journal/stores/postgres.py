@@ -105,7 +105,7 @@ class PostgresBackend:
             with self._psycopg.connect(**self._options()) as connection:
                 connection.execute(f"SET statement_timeout TO 0; SET lock_timeout TO {int(1000 * self.timeout)}")
                 notices: list[str] = []  # a table of another owner is left out with a warning
-                connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+                connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
                 for table in tables:
                     connection.execute(f"VACUUM FULL ppl_bandit_{table}")
                 why = "; ".join(notices)

@@ -333,7 +333,7 @@ def context_entries(model: RewardModel, contexts: Any) -> list[ContextEntry]:
     }
     places = dict(list(columns.items())[:_MAX_COLUMNS])
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(contexts)]
-    seen = {name: leaves[number][(slice(None), *index)] for name, (number, index) in places.items()}
+    seen = {name: np.moveaxis(leaves[number], 0, -1)[index] for name, (number, index) in places.items()}
     members = list[list[str]]()
     for name, values in seen.items():
         distinct = np.unique(values)

@@ -82,7 +82,7 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
         padded = np.pad(grid, ((0, size - len(grid)), (0, 0)), mode="edge")
         rows = [np.tile(np.asarray(leaf), (size, *([1] * (np.ndim(leaf) - 1)))) for leaf in leaves]
         for (number, index), column in zip(entry.places.values(), padded.T, strict=True):
-            rows[number][(slice(None), *index)] = np.repeat(column, num_others)
+            np.moveaxis(rows[number], 0, -1)[index] = np.repeat(column, num_others)
         with jax.enable_x64(True):
             tables = np.asarray(reward_tables(model, True)(dict(draws), jax.tree.unflatten(structure, rows)))
         # (G, M, A), averaged over the other entries
