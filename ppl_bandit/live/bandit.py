@@ -38,7 +38,7 @@ from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.designs import arms_with, design_record, refuse_stopped, retired_with, settings_of_design
-from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
+from ppl_bandit.live.looks import LookVerdict, look_difference, prepare_look, take_look
 from ppl_bandit.live.reported_rewards import check_windows, learn_rows, many_rewards, one_update, reward_values
 from ppl_bandit.live.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit
 from ppl_bandit.live.show.overview import closed_form
@@ -184,6 +184,8 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
+        if self._design is not None:
+            prepare_look(self._experiment.projection, self._design)
         exact = None if self.model.context is not None else closed_form(self._learner, self.arms, np.zeros(0, int))
         if exact is None or not exact.is_complete:
             prepare_draws(self._task, self._learner)

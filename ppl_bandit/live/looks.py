@@ -168,6 +168,11 @@ def _look_body(projection: Projection, design: Design, num_pending: int) -> dict
     }
 
 
+def prepare_look(projection: Projection, design: Design) -> None:
+    """Compile what a look needs, and record nothing."""
+    _check(projection, design, 0)
+
+
 def look_difference(projection: Projection, design: Design, recorded: Mapping[str, Any]) -> str:
     """Take a recorded look again, at the projection before it; return the difference in words, empty if there is none."""
     found, _ = _check(projection, design, recorded["look"])

@@ -20,6 +20,7 @@ from ppl_bandit.journal.stores.sql import read_batches
 from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate
+from ppl_bandit.live.designs import due_look
 from ppl_bandit.serving.batches import BatchQueue, Limits
 from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest
 from ppl_bandit.serving.metrics import Metrics
@@ -241,7 +242,14 @@ class ServedExperiment:
             self.metrics.count_decisions(self.name, new.values())
         return results
 
+    def _take_due_look(self) -> None:
+        """Take a planned look as soon as it is due: nobody is there to call `look`."""
+        design = self.bandit._design
+        if design is not None and due_look(self.bandit._experiment.projection, design) is not None:
+            logger.info("%s: %s", self.name, str(self.bandit.look()).partition("\n")[0])
+
     def _select(self, rows: Sequence[BatchDecision], allowed: list[Any] | None) -> list[Decision]:
+        self._take_due_look()
         units: Any = [row.unit for row in rows]
         ids: Any = [row.request_id for row in rows]
         if len(rows) == 1:
@@ -258,6 +266,7 @@ class ServedExperiment:
 
     def _select_slate(self, row: DecisionRequest) -> Slate:
         assert row.size is not None
+        self._take_due_look()
         given: Any = {} if row.unit is None else {"unit": row.unit}  # which the library refuses, with the remedy
         return self.bandit.select(row.context, row.allowed, size=row.size, request_id=row.request_id, **given)
 

@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 import uvicorn
 from shared_models import bernoulli_bandit
 
+from ppl_bandit import Decision, Design, stopping
 from ppl_bandit.commands.cli import main
 from ppl_bandit.files.experiments_file import open_bandit, read_config
 from ppl_bandit.files.keys import KeyFile
@@ -21,6 +22,8 @@ from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
 from ppl_bandit.serving import create_app, dashboard, server
 from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.batches import BatchQueue, Limits
+from ppl_bandit.serving.experiments import ServedExperiment
+from ppl_bandit.serving.messages import DecisionRequest
 from ppl_bandit.serving.problems import Problem
 from ppl_bandit.serving.server import check_address
 
@@ -348,3 +351,15 @@ def test_an_experiment_continues_with_another_setting_where_that_is_allowed(tmp_
         opened("greedy")
     opened("greedy", "allow_changed = true").close()
     opened("greedy").close()  # the change is recorded
+
+
+def test_the_service_takes_a_planned_look_as_soon_as_it_is_due():
+    design = Design([4, 8], stopping=[stopping.superiority(0.999999)])
+    bandit = bernoulli_bandit(num_samples=200, design=design)
+    served = ServedExperiment("banner", bandit)
+    made = served._decide([DecisionRequest() for _ in range(6)])  # more than are left before the first look
+    assert [type(one) for one in made] == [Decision] * 6
+    assert [look["num_decisions"] for look in served.looks()] == [4]
+    *made, refused = served._decide([DecisionRequest() for _ in range(3)])
+    assert [type(one) for one in made] == [Decision] * 2 and refused.status == 409
+    assert [look["ending"] for look in served.looks()] == ["continue", "undecided"]
