@@ -19,7 +19,6 @@ import numpyro
 from numpyro.primitives import Messenger
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_rewards
 from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.posterior.fallback import learn
@@ -28,7 +27,7 @@ from ppl_bandit.posterior.task import History, Rows, Task
 from ppl_bandit.program.keywords import KEYWORDS, takes
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
-from ppl_bandit.types import Engine
+from ppl_bandit.types import Engine, check_flag
 
 _SELECTOR = selectors.greedy()  # shared, so that posteriors share compiled functions; it is never asked
 _NUM_POINTS = 3  # at which the identity of the exact evidence is evaluated; its values differ by rounding

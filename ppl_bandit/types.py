@@ -1,4 +1,4 @@
-"""Data types and contracts that several layers share.
+"""Data types and contracts that several layers share, and checks of single arguments.
 
 One letter per axis, for the whole project: `M` posterior draws, `A` arms, `N` rows of data, `D` context features,
 `T` steps, `R` realizations.
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
 Key: TypeAlias = KeyArray[Array, ""]
@@ -304,3 +305,39 @@ class NotConjugate(BanditError):
     def __init__(self, message: str, explanation: Explanation | None = None):
         super().__init__(message)
         self.explanation = explanation
+
+
+def check_flag(value: Any, argument: str) -> bool:
+    """Return a flag as a bool.
+
+    Raises:
+        ValueError: for anything but True or False; a text such as "no" is true in Python.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{argument} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_number(value: Any, argument: str) -> Any:
+    """Return one number as it is.
+
+    Raises:
+        ValueError: for a text, a sequence, None, and a bool.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise ValueError(f"{argument} must be a number, got {value!r}")
+    return value
+
+
+def check_function(value: Any, argument: str, what: str) -> Callable[..., Any]:
+    """Return a function as it is.
+
+    Args:
+        what: the function does, for the message.
+
+    Raises:
+        ValueError: for anything that cannot be called.
+    """
+    if not callable(value):
+        raise ValueError(f"{argument} must be a function {what}, got {value!r}")
+    return value

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Bottom to top: the path of the data. A file may import from its own folder and from folders on lower levels.
 LEVELS = (
-    ("types", "arguments"),
+    ("types",),
     ("runtime", "display"),
     ("numerics",),
     ("program", "selectors"),

@@ -13,9 +13,9 @@ from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate, sel
 from ppl_bandit.engines.checks import checks_text
 from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.live.looks import LookVerdict, _words as verdict_words
-from ppl_bandit.live.show.overview import Overview
-from ppl_bandit.live.show.rendering import explanation_text
-from ppl_bandit.live.show.report import evidence_text
+from ppl_bandit.live.overview import Overview
+from ppl_bandit.live.rendering import explanation_text
+from ppl_bandit.live.report import evidence_text
 from ppl_bandit.posterior.fallback import _doubts
 from ppl_bandit.program.outcomes import uninformative_arms_note
 from ppl_bandit.trials.design import Design

@@ -3,7 +3,7 @@
 import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.tables import learn_table, read_arguments, table_program
+from ppl_bandit.commands.report import learn_table, read_arguments, table_program
 from ppl_bandit.journal.journal import Journal
 
 

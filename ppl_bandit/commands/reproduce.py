@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.names import check_names, executor_of
 from ppl_bandit.paper import report as paper_figures, settings
-from ppl_bandit.paper.claims import claims_of_grids
-from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, parts_of, run_parts
+from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, claims_of_grids, parts_of, run_parts
 from ppl_bandit.paper.report import write_report
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret, verdicts
 from ppl_bandit.runtime.cpu_threads import is_on_cpu

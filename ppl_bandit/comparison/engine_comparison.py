@@ -11,7 +11,6 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
-from ppl_bandit.arguments import check_function
 from ppl_bandit.comparison.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
@@ -43,12 +42,12 @@ from ppl_bandit.display.terminal import printable
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import Arms, check_count, check_text
-from ppl_bandit.live.show.overview import subsample_contexts
+from ppl_bandit.live.overview import subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime import artefact
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector
-from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
+from ppl_bandit.types import Interaction, Key, NotConjugate, Selector, check_function
 
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
 _MOVING_ENGINES = (library.kalman, library.collapsed_kalman, library.particle_filter)

@@ -21,7 +21,7 @@ from ppl_bandit.comparison.latent_figures import (
 )
 from ppl_bandit.comparison.results import Comparison, largest_error
 from ppl_bandit.display.figure_style import figure_tools
-from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
+from ppl_bandit.live.exports import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
 _NUM_REPLICATES = 200  # replicated data sets per engine

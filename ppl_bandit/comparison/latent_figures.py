@@ -10,7 +10,7 @@ import numpy as np
 from ppl_bandit.comparison.engine_runs import flatten_latents
 from ppl_bandit.comparison.results import Comparison, support_bounds
 from ppl_bandit.display.figure_style import density_grid, figure_tools, kernel_density
-from ppl_bandit.live.show.rendering import NUM_LEADING
+from ppl_bandit.live.rendering import NUM_LEADING
 
 _GRAY = "0.35"
 

@@ -10,7 +10,6 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library
-from ppl_bandit.arguments import check_function
 from ppl_bandit.comparison.engine_runs import CompiledEngine, EngineFactory, compile_engine
 from ppl_bandit.comparison.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.tables import ranking_text
@@ -19,7 +18,7 @@ from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.simulation.standings import standard_error
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, check_function
 
 
 def rank_models(

@@ -3,9 +3,9 @@
 Latents are flattened: one column for every element of every site, `K` in all. Errors are in units of the reference's
 standard deviation.
 
-Results of comparisons of engines and of programs.
+Also here: results of comparisons of engines and of programs.
 
-Closed-form marginals of the exact posterior.
+Also here: closed-form marginals of the exact posterior.
 
 The exact engine's state has the parameters of all families in a few arrays; `Capabilities.parameters` arranges them by site.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from ppl_bandit.comparison.engine_runs import EngineRun
-from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.overview import Overview
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
@@ -455,7 +455,7 @@ def arviz_object(
     num_prior_draws: int,
 ) -> Any:
     """Return posterior draws, in chains, prior draws and rows as an ArviZ object."""
-    from ppl_bandit.live.show import arviz_export
+    from ppl_bandit.live import exports as arviz_export
 
     with jax.enable_x64(True):
         prior = run_once(lambda: model.sample_prior(jr.key(seed), num_prior_draws))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.comparison.results import Comparison, Estimate, Ranking, largest_error
-from ppl_bandit.live.show.overview import Overview, arm_overview
-from ppl_bandit.live.show.report import name_of
+from ppl_bandit.live.overview import Overview, arm_overview
+from ppl_bandit.live.report import name_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

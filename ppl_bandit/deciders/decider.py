@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.deciders.sealer import SnapshotExperiment, channel_of, from_answer
 from ppl_bandit.inputs.numbers import as_seconds, check_text
 from ppl_bandit.journal.identity import arguments_from_identity
@@ -20,7 +19,7 @@ from ppl_bandit.journal.stores.store import JournalError, call_within
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Engine, Selector
+from ppl_bandit.types import Engine, Selector, check_flag
 
 _SECONDS_TO_LEARN = 4.0  # in which the process that learns answers; a request to a service ends after 5
 _PAUSE = 0.5  # seconds before the journal is tried again, and at most until `close` is seen

@@ -1,6 +1,6 @@
 """The sealer: what the process that learns does for deciders.
 
-Snapshots: the posterior that one process publishes, and that others decide from.
+Also here: snapshots: the posterior that one process publishes, and that others decide from.
 
 A snapshot is a checkpoint. Its event in the chain announces the digest of its contents, and the contents hold the position and
 the digest of the last event that it has learnt, so it can be neither forged nor newer than the chain it names. A

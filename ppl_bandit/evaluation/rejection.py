@@ -4,7 +4,7 @@ It is a rollout that accepts rows of the log. The accepted rows are one path of 
 Popovic, 2016, "Offline evaluation of online reinforcement learning algorithms"). The path is shorter than the log, and the
 answer is for its length.
 
-Two reward programs on one log: which predicted the outcomes better, and which gives narrower intervals.
+Also here: two reward programs on one log: which predicted the outcomes better, and which gives narrower intervals.
 
 The score of a row is log p(outcome | rows before it), estimated as the log of the mean likelihood over posterior draws. The
 differences of two programs' scores are a fair comparison under adaptive collection: each row is predicted before it is

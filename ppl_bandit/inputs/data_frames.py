@@ -3,7 +3,7 @@
 A context that is a dictionary takes the columns with the names of its keys. A vector takes `context_0`, `context_1`, ..., or
 the columns that the caller lists. This module imports neither library: a frame is any object with named columns.
 
-Columns of numbers, as CSV files, DataFrames and the journal's tables have them.
+Also here: columns of numbers, as CSV files, DataFrames and the journal's tables have them.
 
 A context that is a vector has the columns `context_0`, `context_1`, ...; a dictionary has its keys: {"exposure": number} is
 `exposure`, and {"user": vector} is `user_0`, `user_1`, ...

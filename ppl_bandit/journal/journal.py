@@ -1,6 +1,6 @@
 """A journal: a database with the event streams of one or several experiments.
 
-Where a journal is: a SQLite file or a PostgreSQL database, from a path, a URL or a libpq connection string.
+Also here: where a journal is: a SQLite file or a PostgreSQL database, from a path, a URL or a libpq connection string.
 
 Messages show the scheme, the host, the port and the database only. A text whose parts cannot be told apart is refused
 without being shown, because any part of it may be a password.
@@ -12,7 +12,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_text
 from ppl_bandit.journal.audit import Verification
 from ppl_bandit.journal.events import Event
@@ -20,6 +19,7 @@ from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.types import check_flag
 
 _EXPECTED = "expected a path, sqlite:///path or postgresql://user@host/database"
 _SCHEMES_WITHOUT_SLASHES = ("file", "sqlite", "postgres", "postgresql")

@@ -22,7 +22,7 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.appending import encode, unit_key
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Key
-from ppl_bandit.posterior.deciding import decide
+from ppl_bandit.posterior.learning import decide
 from ppl_bandit.types import RequestIdReused, Selection
 
 _MAX_BYTES = 256

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.arguments import check_number
+from ppl_bandit.types import check_number
 
 _TILTS = np.array([-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6])  # log odds ratios of an arm's probability
 _RATES = np.array([1.25, 1.5, 2.0, 3.0, 5.0])  # factors on the odds of a missing reward

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
@@ -35,17 +34,24 @@ from ppl_bandit.journal.replay import recompute_posteriors
 from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.store import JournalError, call_within
-from ppl_bandit.live.asking import asks_of, check_size, decide_asked, plain
-from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
+from ppl_bandit.live.decisions import (
+    Decision,
+    Slate,
+    asks_of,
+    check_size,
+    decide_asked,
+    decision_from_event,
+    decision_ids,
+    plain,
+)
 from ppl_bandit.live.designs import arms_with, design_record, refuse_stopped, retired_with, settings_of_design
 from ppl_bandit.live.looks import LookVerdict, look_difference, prepare_look, take_look
+from ppl_bandit.live.overview import closed_form
+from ppl_bandit.live.rendering import evaluation_note
 from ppl_bandit.live.reported_rewards import check_windows, learn_rows, many_rewards, one_update, reward_values
 from ppl_bandit.live.saved_bandit import EarlierFile, checked_path, is_earlier_file, read_bandit, save_bandit
-from ppl_bandit.live.show.overview import closed_form
-from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.posterior.deciding import SIZES
-from ppl_bandit.posterior.learning import Learner, prepare_batches, prepare_draws, start
+from ppl_bandit.posterior.learning import SIZES, Learner, prepare_batches, prepare_draws, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -55,7 +61,7 @@ from ppl_bandit.program.outcomes import (
     uninformative_arms_note,
 )
 from ppl_bandit.trials.design import Design, design_from_settings
-from ppl_bandit.types import Engine, Selector
+from ppl_bandit.types import Engine, Selector, check_flag
 
 _EVENTS_PER_CHECKPOINT = 2000  # opening folds at most as many, in about 0.1 s
 _DEFAULT_SELECTOR = selectors.double_sampling()  # shared, so that bandits share its compiled functions

@@ -1,6 +1,6 @@
 """Rewards on their way from the caller to the journal: checked, matched to decisions, overdue.
 
-Learn from many rewards, each for itself, in as few updates of the posterior as their order allows.
+Also here: learn from many rewards, each for itself, in as few updates of the posterior as their order allows.
 
 One update of many rows costs about as much as one of a single row. So first rewards are learnt together, as by
 `Bandit.update_many`; if the call is refused, each half of it is tried, so that only wrong rows are refused in the end.
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
@@ -20,10 +19,10 @@ from ppl_bandit.inputs.numbers import as_numbers, as_seconds
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import Import, LearnRequest, Report, Reported, Rewards
 from ppl_bandit.journal.repeats import Repeat, check_unit
-from ppl_bandit.live.asking import plain
-from ppl_bandit.live.decisions import Decision, Slate, decision_id, decision_ids
+from ppl_bandit.live.decisions import Decision, Slate, decision_id, decision_ids, plain
 from ppl_bandit.posterior.task import Rows, Task, Windows
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import check_flag
 
 
 def one_update(

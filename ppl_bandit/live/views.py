@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.evaluation.evaluate import evaluate
 from ppl_bandit.evaluation.evaluation import Evaluation
@@ -29,20 +28,19 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
-from ppl_bandit.live.asking import place_propensities
-from ppl_bandit.live.decisions import domain_doubt
+from ppl_bandit.live.decisions import domain_doubt, place_propensities
+from ppl_bandit.live.exports import history_table, pending_table
+from ppl_bandit.live.lookahead import losses_after
 from ppl_bandit.live.looks import rule_distances
-from ppl_bandit.live.show.lookahead import losses_after
-from ppl_bandit.live.show.overview import Overview, arm_overview, closed_form, slot_note, subsample_contexts
-from ppl_bandit.live.show.rendering import bandit_html, explanation_text, plot_bandit, posterior_kind
-from ppl_bandit.live.show.report import Report, evidence_text, make_report
-from ppl_bandit.live.show.reward_curves import RewardCurves, context_profiles, levels_over_time, plot_levels
-from ppl_bandit.live.show.tables import history_table, pending_table
+from ppl_bandit.live.overview import Overview, arm_overview, closed_form, slot_note, subsample_contexts
+from ppl_bandit.live.rendering import bandit_html, explanation_text, plot_bandit, posterior_kind
+from ppl_bandit.live.report import Report, evidence_text, make_report
+from ppl_bandit.live.reward_curves import RewardCurves, context_profiles, levels_over_time, plot_levels
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards, evidence_of
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
-from ppl_bandit.types import Interaction, InvalidContext, Selector
+from ppl_bandit.types import Interaction, InvalidContext, Selector, check_flag
 
 if TYPE_CHECKING:
     import pandas
@@ -373,7 +371,7 @@ class ReadableBandit:
         posterior is that of the next step, and there are no groups of the log likelihood and of replicated rewards: the
         latents at the time of earlier rewards are not kept.
         """
-        from ppl_bandit.live.show import arviz_export
+        from ppl_bandit.live.exports import export
 
         num_samples, prior = check_count(num_samples, "num_samples"), self._catch_up().prior
         drawn = draw(prior, num_samples)
@@ -381,7 +379,7 @@ class ReadableBandit:
         is_complete = ~np.any([np.isnan(values) for values in rows[1].values()], axis=0)
         if not is_complete.all():
             rows = jax.tree.map(lambda leaf: leaf[is_complete], rows)
-        return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, rows)
+        return export(self.model, self.arms, self.posterior(num_samples), drawn, rows)
 
     @property
     def _headline(self) -> str:

@@ -1,6 +1,6 @@
 """Random bits and whole numbers: unrolled Threefry, and binomial and multinomial draws.
 
-Binomial and multinomial draws, by inversion of the distribution function.
+Also here: binomial and multinomial draws, by inversion of the distribution function.
 
 Every function takes a key first and spends it, and runs under `jit`, `vmap` and `scan`.
 """

@@ -4,7 +4,7 @@ The nodes are spaced in v, with s = centre + width sinh(v) as in `marginal_laws`
 density. Above it the nodes are evenly spaced, and running integrals of sixth order give the probability above each node and,
 from that, the mean excess.
 
-The expected loss of choosing an arm, now and after more rewards.
+Also here: the expected loss of choosing an arm, now and after more rewards.
 
 With theta the expected rewards and m their posterior means, choosing the arm a now loses E[max_b theta_b] - m_a. After n more
 rewards the posterior means are m', and the arm with the largest is chosen, which loses

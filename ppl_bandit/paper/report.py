@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.display.terminal import markdown_table
 from ppl_bandit.paper import settings
-from ppl_bandit.paper.claims import Claim
+from ppl_bandit.paper.parts import Claim
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data, paper_points
 from ppl_bandit.simulation.figures import draw_band, draw_by_arm

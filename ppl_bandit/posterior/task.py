@@ -1,6 +1,6 @@
 """Learning tasks, the rows that a posterior learns, and the history of an experiment.
 
-Learn some outcomes of a row now and the others later.
+Also here: learn some outcomes of a row now and the others later.
 
 An engine on `counting_model` takes rows in which every outcome counts or not. A live bandit changes to it at the first reward
 that is learnt in part, so that bandits without such rewards keep their smaller program.

@@ -4,7 +4,7 @@ With such a site, reward and information can differ: in a duel of two items, the
 the reward is how good they are. At a few draws of latents, the scores (gradients of the log density of drawn outcomes) span the
 directions about which the outcome tells something. The gradient of the expected reward must be one of them.
 
-A reward model whose rows say which of their outcomes count.
+Also here: a reward model whose rows say which of their outcomes count.
 
 The outcomes of one decision may become known one after another. A program samples them in order, so the density of those that
 are known is the product of their own factors: a later outcome, of which nothing else depends, integrates to 1. The model here

@@ -7,7 +7,7 @@ two batches of one program can block each other in the same way.
 
 The module also tells whether computations run on a CPU, and how much memory one of them may use.
 
-Calls of daemon threads at the end of the process.
+Also here: calls of daemon threads at the end of the process.
 
 While Python shuts down, a daemon thread that asks for the interpreter's lock is unwound where it is. XLA's C++ code cannot be
 unwound there, and the process aborts. So the calls that run end first, and no new one begins: a call adds its thread to

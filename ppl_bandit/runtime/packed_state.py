@@ -4,7 +4,7 @@
 all narrower numbers are converted, which loses nothing. The form of the pytree is static data of `Packed`. So a packed pytree
 describes itself, also as an argument or a result of a jitted function.
 
-Traced functions that another process can compile: JAX export bytes, and what is needed to call them.
+Also here: traced functions that another process can compile: JAX export bytes, and what is needed to call them.
 
 The form of a result (a pytree of `jax.ShapeDtypeStruct`) is written as JSON, so that it can be stored without pickle. Dicts,
 lists, tuples, None, NamedTuples and `Packed` are supported. A NamedTuple is written as the name of its class, and read only if

@@ -12,10 +12,16 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.arguments import check_number
-from ppl_bandit.selectors.selector_contract import Follow, RuleInputs, as_selector, make_selector, wrap_selector
-from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
-from ppl_bandit.types import Key, Selection, Selector
+from ppl_bandit.selectors.selector_contract import (
+    Follow,
+    RuleInputs,
+    as_selector,
+    draw_arm,
+    make_selector,
+    share_equally,
+    wrap_selector,
+)
+from ppl_bandit.types import Key, Selection, Selector, check_number
 
 _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
 

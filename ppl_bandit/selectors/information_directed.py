@@ -9,8 +9,14 @@ pairs are tried.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
-from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally, winner_weights
+from ppl_bandit.selectors.selector_contract import (
+    RuleInputs,
+    draw_arm,
+    is_largest,
+    make_selector,
+    share_equally,
+    winner_weights,
+)
 from ppl_bandit.types import BestArmMoments, Key, Marginals, Selector
 
 

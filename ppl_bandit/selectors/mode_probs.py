@@ -6,7 +6,7 @@ P(X_b = c): a tie of t arms is won with probability 1 / (t + 1), the integral of
 total being N reads one coefficient off the generating function in z, by the discrete Fourier transform; all terms stay
 bounded by 1, so nothing overflows or cancels. Few candidates on few arms are enumerated instead (`mode_counts`).
 
-Probability that each arm is the mode of a few candidates: exact enumeration of their counts.
+Also here: probability that each arm is the mode of a few candidates: exact enumeration of their counts.
 
 N candidates fall on the arms with counts x_b with probability N! prod_b p_b^x_b / x_b!. For up to three arms these are summed
 as they are. For more, arm a is the mode at level c if its count is c and no other count is larger. A tie with t other arms is

@@ -16,12 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.arguments import check_number
 from ppl_bandit.numerics.pareto_tail import tail_excess, tail_quantile
 from ppl_bandit.runtime.jax_adapter import is_tracer
-from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
-from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
-from ppl_bandit.types import Key, Marginals, Selector, Tail
+from ppl_bandit.selectors.selector_contract import RuleInputs, draw_arm, is_largest, make_selector, share_equally
+from ppl_bandit.types import Key, Marginals, Selector, Tail, check_number
 
 _NUM_NEWTON = 16  # from the mean: leaves 3e-6 of the distance from it at 1e6 decisions left, and nothing at 1e4
 _NUM_BETWEEN = 5  # between two nodes a tenth of a deviation apart: leaves nothing

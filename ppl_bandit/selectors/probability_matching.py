@@ -3,7 +3,7 @@
 They range from matching that probability to playing its maximum: Thompson sampling is double sampling with one candidate,
 greedy is double sampling with infinitely many, and top-two splits the play between two arms in a fixed proportion.
 
-The two steps of double sampling: the number of candidate arms, and the mode of that many draws.
+Also here: the two steps of double sampling: the number of candidate arms, and the mode of that many draws.
 
 Section "Sampling-based policy" of the paper. `num_candidates` is N_{t+1}, from the probability p_FA of not picking the
 optimal arm; `draw_mode` draws N_{t+1} arms from Cat(p-hat) and returns the most frequent one.
@@ -19,12 +19,18 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.arguments import check_flag, check_number
 from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.selectors.mode_probs import mode_probs
-from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
-from ppl_bandit.selectors.winner_frequencies import draw_arm, find_leader, is_largest, pick_arm, share_equally
-from ppl_bandit.types import Key, Selector
+from ppl_bandit.selectors.selector_contract import (
+    RuleInputs,
+    draw_arm,
+    find_leader,
+    is_largest,
+    make_selector,
+    pick_arm,
+    share_equally,
+)
+from ppl_bandit.types import Key, Selector, check_flag, check_number
 
 GAUSSIAN = "gaussian"
 LogTail: TypeAlias = Callable[[Float[Array, " A"], Float[Array, ""]], Float[Array, " A"]]

@@ -3,7 +3,7 @@
 All candidates see the same worlds, contexts and rewards (common random numbers), so that their differences have much smaller
 standard errors than their means.
 
-Posterior regret: judge a simulated history by draws from its exact posterior ("hindsight").
+Also here: posterior regret: judge a simulated history by draws from its exact posterior ("hindsight").
 
 In a world drawn from the prior, the truth and a draw from the exact posterior at the end have the same law given the history.
 So the regret of the plays under posterior draws has the same law as their regret under the truth, and averaging over several
@@ -26,20 +26,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import selectors as rules
-from ppl_bandit.arguments import check_function
 from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.chunks import run_jobs
-from ppl_bandit.simulation.datasets import LAST_QUARTER, is_stuck
 from ppl_bandit.simulation.environment import Environment, check_world
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, prepare
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.simulate import check_sizes
+from ppl_bandit.simulation.simulate import LAST_QUARTER, check_sizes, is_stuck
 from ppl_bandit.simulation.standings import CandidateRegret, Tuned, choose_candidate
-from ppl_bandit.types import Draws, Engine, Key, Selection, Selector
+from ppl_bandit.types import Draws, Engine, Key, Selection, Selector, check_function
 
 _CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 1 << 14
 _NUM_TRUTHS = 32

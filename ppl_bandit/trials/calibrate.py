@@ -4,7 +4,7 @@ Up to the first look at which an arm is superior, a trial is the same whatever t
 gives the type I error for all thresholds at once: a trial would have declared an arm superior exactly if the largest
 probability at any of its looks reaches the threshold, and the threshold is a quantile of these maxima.
 
-Estimates after a trial that could stop early: median unbiased, by simulation of the design.
+Also here: estimates after a trial that could stop early: median unbiased, by simulation of the design.
 
 The mean outcome of an arm is too far from the others if the trial stopped because of it. Order the possible results of an arm
 by that mean (Emerson and Fleming, 1990, "Parameter estimation following group sequential hypothesis testing"). The adjusted

@@ -1,6 +1,6 @@
 """What the looks of a design, live and simulated, have in common: program, engine, posterior of the arms, allocation.
 
-What stopping rules read of a posterior: probabilities of events of the arms' expected rewards theta.
+Also here: what stopping rules read of a posterior: probabilities of events of the arms' expected rewards theta.
 
 From closed forms where the engine offers them (`Marginals` of independent arms), from a table of M draws otherwise.
 """
@@ -18,7 +18,7 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.numerics.joint_events import JointEvents
 from ppl_bandit.numerics.tail_excess import losses_from_moments
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.selectors.winner_frequencies import winner_frequencies
+from ppl_bandit.selectors.selector_contract import winner_frequencies
 from ppl_bandit.trials.design import Design
 from ppl_bandit.types import Engine, Interaction, Key, Marginals, Selection
 

@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.engines.choose import as_engine
 from ppl_bandit.inputs.numbers import Arms, check_count
 from ppl_bandit.program.model.reward_model import RewardModel, check_reward_model
@@ -23,7 +22,7 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.setting import Setting
 from ppl_bandit.trials.trial_runs import TrialRecord, run_trial
-from ppl_bandit.types import Engine, Key
+from ppl_bandit.types import Engine, Key, check_flag
 
 _CPU_CHUNK = 256
 NUM_PRIOR_DRAWS = 1000

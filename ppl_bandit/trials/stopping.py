@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.arguments import check_flag
 from ppl_bandit.inputs.numbers import as_plain_numbers
 from ppl_bandit.program.fingerprints import function_fingerprint
+from ppl_bandit.types import check_flag
 
 __all__ = [
     "StoppingRule",

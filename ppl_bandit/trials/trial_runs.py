@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
-from ppl_bandit.selectors.winner_frequencies import draw_arm, pick_arm, share_equally
+from ppl_bandit.selectors.selector_contract import draw_arm, pick_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import (
     Choice,

@@ -12,7 +12,7 @@ import jax.random as jr
 
 from ppl_bandit.numerics import sampling
 from ppl_bandit.runtime.xla_options import small_options
-from ppl_bandit.selectors.winner_frequencies import winner_frequencies
+from ppl_bandit.selectors.selector_contract import winner_frequencies
 
 SHAPE = (1000, 3)
 NUM_RUNS, NUM_REPEATS = 8, 100

@@ -25,9 +25,9 @@ from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.terminal import markdown_table
 from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.paper.settings import bernoulli_program
-from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.executors import Study, prepare
 from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.simulate import is_stuck
 from ppl_bandit.simulation.standings import score_selectors, score_table
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)

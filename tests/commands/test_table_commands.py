@@ -9,7 +9,7 @@ from scipy import stats
 
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
-from ppl_bandit.commands.tables import choose_program, table_program
+from ppl_bandit.commands.report import choose_program, table_program
 from ppl_bandit.inputs.tables import Table
 from ppl_bandit.journal.model_files import bundled_models
 

@@ -13,7 +13,7 @@ from scipy.special import betaln, gammaln
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.comparison import results as errors
 from ppl_bandit.comparison.results import exact_marginals
-from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
+from ppl_bandit.live.exports import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
 

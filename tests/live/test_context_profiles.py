@@ -9,10 +9,10 @@ import pytest
 
 from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.display.figure_style import figure_tools
-from ppl_bandit.live.show.lookahead import LossesAfter
-from ppl_bandit.live.show.overview import arm_overview, context_entries
-from ppl_bandit.live.show.report import make_report
-from ppl_bandit.live.show.reward_curves import context_profiles, plot_profiles
+from ppl_bandit.live.lookahead import LossesAfter
+from ppl_bandit.live.overview import arm_overview, context_entries
+from ppl_bandit.live.report import make_report
+from ppl_bandit.live.reward_curves import context_profiles, plot_profiles
 
 NUM_DRAWS = 300
 

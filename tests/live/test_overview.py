@@ -16,10 +16,10 @@ from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.commands.demo import DemoResult, draw_demo
 from ppl_bandit.comparison.latent_figures import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
-from ppl_bandit.live.show.lookahead import LossesAfter
-from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note
-from ppl_bandit.live.show.rendering import arms_text, plot_bandit, posterior_kind
-from ppl_bandit.live.show.report import make_report
+from ppl_bandit.live.lookahead import LossesAfter
+from ppl_bandit.live.overview import Overview, arm_overview, slot_note
+from ppl_bandit.live.rendering import arms_text, plot_bandit, posterior_kind
+from ppl_bandit.live.report import make_report
 from ppl_bandit.numerics.tail_excess import losses_from_table
 from ppl_bandit.simulation.figures import draw_by_arm, draw_tuned
 from ppl_bandit.trials.design import Design

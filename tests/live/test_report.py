@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from shared_models import THOMPSON, bernoulli_bandit, bernoulli_model
 
-from ppl_bandit.live.show.lookahead import LossesAfter, simulated_pseudo_counts
-from ppl_bandit.live.show.overview import Overview, arm_overview
-from ppl_bandit.live.show.report import make_report
+from ppl_bandit.live.lookahead import LossesAfter, simulated_pseudo_counts
+from ppl_bandit.live.overview import Overview, arm_overview
+from ppl_bandit.live.report import make_report
 from ppl_bandit.numerics.tail_excess import loss_after, losses_from_table
 
 

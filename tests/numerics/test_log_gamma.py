@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics import log_gamma as own
+from ppl_bandit.numerics import sampling as own
 
 gammaln, betaln = jax.jit(own.gammaln), jax.jit(own.betaln)
 HALF_LOG_2_PI = Decimal("0.91893853320467274178032973640561763986")

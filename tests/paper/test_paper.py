@@ -10,7 +10,7 @@ import xarray
 
 from ppl_bandit.commands.cli import main
 from ppl_bandit.paper import parts as paper_parts, runs as paper, settings as paper_settings
-from ppl_bandit.paper.claims import claims_of_grids
+from ppl_bandit.paper.parts import claims_of_grids
 from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
 from ppl_bandit.simulation import chunks

@@ -14,7 +14,7 @@ from scipy import stats
 
 from ppl_bandit.selectors import bayes_ucb, double_sampling, greedy, information_directed, thompson, top_two, with_floor
 from ppl_bandit.selectors.information_directed import least_ratio_mixture, regret_and_information
-from ppl_bandit.selectors.winner_frequencies import winner_frequencies
+from ppl_bandit.selectors.selector_contract import winner_frequencies
 from ppl_bandit.types import Marginals
 
 MIXTURE = jax.jit(least_ratio_mixture)

@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 
 from ppl_bandit.engines.inner.layout import SIMPLEX, UNIT, Family, Layout, SiteBlock, misfit, round_to_halves
 from ppl_bandit.numerics import marginal_laws, sampling
-from ppl_bandit.numerics.log_gamma import betaln, gammaln
+from ppl_bandit.numerics.sampling import betaln, gammaln
 from ppl_bandit.types import Key
 
 _POINT = float(np.log(0.4 / 0.6))  # not 0: stabilised formulas have a kink at logit(1/2)

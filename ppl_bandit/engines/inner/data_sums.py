@@ -34,7 +34,7 @@ from ppl_bandit.engines.proof.inspection import Split, masked_trial_rows
 from ppl_bandit.engines.proof.outer import given
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
-from ppl_bandit.numerics.log_gamma import betaln
+from ppl_bandit.numerics.sampling import betaln
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction

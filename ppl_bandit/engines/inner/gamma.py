@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 
 from ppl_bandit.engines.inner.layout import POSITIVE, Family, Layout, SiteBlock, round_to_halves
 from ppl_bandit.numerics import marginal_laws, sampling
-from ppl_bandit.numerics.log_gamma import gammaln
+from ppl_bandit.numerics.sampling import gammaln
 from ppl_bandit.types import Key
 
 

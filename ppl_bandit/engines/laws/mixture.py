@@ -1,6 +1,6 @@
 """The marginal law of each arm's expected reward: a mixture, over particles, of the closed forms of the exact engine.
 
-Given the outer sites the law is that of the exact engine (`exact.laws.marginals`), with the outer values as a part of the
+Given the outer sites the law is that of the exact engine (`laws.marginals`), with the outer values as a part of the
 context. The mixture has 64 components: one particle from each cell of a partition into cells of equal weight, which is cut at
 medians of every outer coordinate in turn.
 

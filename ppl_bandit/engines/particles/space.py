@@ -12,7 +12,7 @@ with a centredness c: 1 is the centred form, v = x, and 0 is the non-centred for
 non-centred form removes the funnel of x and s; with much data the centred form is better, and values in between suit
 intermediate cases (Papaspiliopoulos, Roberts and Skold 2007).
 
-The locations of an outcome's law: its centre or, for a mixture, the centre of each component.
+Also here: the locations of an outcome's law: its centre or, for a mixture, the centre of each component.
 
 A component of a mixture can be narrow. Where another component dominates, the likelihood does not show in which direction the
 narrow one lies: its density underflows. Its location is a smooth function of the latents everywhere.

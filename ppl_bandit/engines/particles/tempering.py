@@ -32,7 +32,7 @@ from ppl_bandit.engines.particles.weights import (
     weight_ess,
 )
 from ppl_bandit.numerics import random_bits
-from ppl_bandit.runtime.conditional_execution import ConditionalTask, run_where_needed
+from ppl_bandit.runtime.jax_adapter import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
 
 _MIN_MOVES = 8  # before the autocorrelation with the start may end a stage

@@ -24,7 +24,7 @@ from ppl_bandit.engines.particles.weights import (
     variance_of_mean,
     weight_ess,
 )
-from ppl_bandit.runtime.conditional_execution import apply_where
+from ppl_bandit.runtime.jax_adapter import apply_where
 from ppl_bandit.types import Key
 
 # (key, whitened draws, centre, root) -> whitened starts near the draws

@@ -36,7 +36,7 @@ from ppl_bandit.engines.updates.collapsed_posterior import (
     add_rows,
     statistics_at_particles,
 )
-from ppl_bandit.runtime.conditional_execution import (
+from ppl_bandit.runtime.jax_adapter import (
     ConditionalTask,
     apply_where,
     compute_where_needed,

@@ -39,7 +39,7 @@ from ppl_bandit.numerics.arrow_matrices import (
     solve_and_step,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.conditional_execution import apply_where
+from ppl_bandit.runtime.jax_adapter import apply_where
 from ppl_bandit.types import Key
 
 _ROUNDINGS = 1e4  # relative to the largest entry: smaller ones are rounding

@@ -43,7 +43,7 @@ from ppl_bandit.engines.particles.weights import normalize_weights, weight_ess
 from ppl_bandit.engines.rows import append_row, as_rows, reserve, rows_that_fit, take_rows
 from ppl_bandit.engines.updates.block_particles import CHECKS_TEXT, BlockProgram, BlockState, block_program
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.conditional_execution import apply_where
+from ppl_bandit.runtime.jax_adapter import apply_where
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
 _MIN_ESS = CHECKS["weight_ess"].bound  # effective sample size after an update, as a share of the particles

@@ -3,7 +3,7 @@
 The end of the stream is read by one statement, and the rows are written by two: a round trip to a server costs more than the
 work that it asks for.
 
-The personal part of an event: the unit, and the contexts of its decisions and rewards.
+Also here: the personal part of an event: the unit, and the contexts of its decisions and rewards.
 
 It is stored beside the event, with a random salt. The event itself, and so the chain of digests, holds a digest of both, which
 tells nothing once the salt is blanked.

@@ -1,6 +1,6 @@
 """The interpreter of jaxprs: it walks a jaxpr over the values of an abstract domain; and the simplest domain, dependence.
 
-The line of the user's code that an equation of a jaxpr comes from.
+Also here: the line of the user's code that an equation of a jaxpr comes from.
 
 JAX records the Python stack at which each equation was traced. Frames inside JAX, NumPyro, Python's library and this package
 are skipped; the innermost other frame is the user's line.

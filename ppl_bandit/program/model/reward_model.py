@@ -18,8 +18,8 @@ from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
 from ppl_bandit.program.jaxpr.index_limits import first_outside, outside_rows
 from ppl_bandit.program.keywords import bind_num_arms, has_clock
 from ppl_bandit.program.model import means
-from ppl_bandit.program.model.domains import inside_domains
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
+from ppl_bandit.program.model.sites import inside_domains
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import VALIDATION, facts_to_json, validate
 from ppl_bandit.runtime.artefact import Artefact

@@ -14,12 +14,12 @@ from ppl_bandit.program.fingerprints import program_fingerprint
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
-from ppl_bandit.program.model.domains import check_domains
 from ppl_bandit.program.model.moving_checks import find_moving_sites
 from ppl_bandit.program.model.program_checks import check_dependence, check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
     ProgramSpec,
     abstract_trace,
+    check_domains,
     check_expected_reward,
     check_latents,
     check_outcomes,

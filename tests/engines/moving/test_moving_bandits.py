@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Environment, engines, selectors, simulate, tune
-from ppl_bandit.live.show.reward_curves import levels_over_time
+from ppl_bandit.live.reward_curves import levels_over_time
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 

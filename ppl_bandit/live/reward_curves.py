@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from ppl_bandit.display.figure_style import figure_tools, reward_label, styles
 from ppl_bandit.display.terminal import shown_name
-from ppl_bandit.live.show.overview import Overview, context_entries, reward_tables, subsample_contexts
+from ppl_bandit.live.overview import Overview, context_entries, reward_tables, subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.simulation.rollouts import (

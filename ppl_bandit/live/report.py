@@ -11,11 +11,11 @@ import numpy as np
 from ppl_bandit.display.figure_style import escaped, html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.audit import KnowledgeAge
+from ppl_bandit.live.lookahead import LossesAfter
 from ppl_bandit.live.looks import RuleDistance
-from ppl_bandit.live.show.lookahead import LossesAfter
-from ppl_bandit.live.show.overview import ByContext, Overview, Segment
-from ppl_bandit.live.show.rendering import html_table, plot_bandit, posterior_kind
-from ppl_bandit.live.show.reward_curves import RewardCurves, plot_profiles
+from ppl_bandit.live.overview import ByContext, Overview, Segment
+from ppl_bandit.live.rendering import html_table, plot_bandit, posterior_kind
+from ppl_bandit.live.reward_curves import RewardCurves, plot_profiles
 from ppl_bandit.types import Explanation, without_details
 
 _MOST_NAMED = 6  # arms in a sentence

@@ -6,7 +6,7 @@ import numpy as np
 
 from ppl_bandit.display.figure_style import density_grid, escaped, figure_tools, kernel_density, reward_label, styles
 from ppl_bandit.display.terminal import printable, shown_name
-from ppl_bandit.live.show.overview import ORDERS, Overview
+from ppl_bandit.live.overview import ORDERS, Overview
 from ppl_bandit.types import Explanation, Selector, without_details
 
 NUM_LEADING = 15  # arms that get a row of their own; the others share one

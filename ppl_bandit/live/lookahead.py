@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.live.show.overview import Overview, arm_overview, draws_from, subsample_contexts
+from ppl_bandit.live.overview import Overview, arm_overview, draws_from, subsample_contexts
 from ppl_bandit.numerics.tail_excess import loss_after
 from ppl_bandit.posterior.learning import draw
 from ppl_bandit.program.model.reward_model import RewardModel

@@ -1,1 +1,0 @@
-"""Tables, figures, texts, HTML and ArviZ objects of a bandit."""
