@@ -309,11 +309,7 @@ def _scored(
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
     allocation = None
     if every is not None and is_used.any():
-        with np.errstate(divide="ignore", invalid="ignore"):
-            variances = np.where(probs > 0, probs**2 / every[is_used], 0.0).sum(axis=1)
-        # Where another system chose, and all its probabilities are not known, the weight depends on earlier rows alone.
-        for row in np.flatnonzero(np.isnan(every[is_used]).any(axis=1)):
-            variances[row] = variances[row - 1] if row else 1.0
+        variances = estimators.policy_variances(probs, every[is_used])
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
