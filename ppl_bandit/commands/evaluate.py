@@ -18,7 +18,7 @@ from ppl_bandit.display.figure_style import (
 )
 from ppl_bandit.display.terminal import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate, evaluate_arms, logged_decisions
-from ppl_bandit.evaluation.evaluation import Evaluation
+from ppl_bandit.evaluation.evaluation import Evaluation, percent
 from ppl_bandit.evaluation.rejection import ProgramComparison, compare_programs
 from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.inputs.tables import read_plays
@@ -126,7 +126,7 @@ def _show_arms(
         one = found[name]
         interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
         show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
-    together = f"The {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively"
+    together = f"The {percent(level)} intervals hold for all arms at once, also if the arms were chosen adaptively"
     show(f"\n{together}; `--contrast ARM OTHER` says more about two of them.")
     rows = [(name, f"{found[name].estimate:.4g}", _interval((found[name].lower, found[name].upper))) for name in order]
     parts = [html_rows(("arm", "mean reward", "interval"), rows), html_paragraphs([f"{together}."])]
@@ -184,7 +184,7 @@ def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
     refused = "; grey: no interval" if any(found[name].is_refused for name in shown) else ""
     figure.suptitle("What every arm earns", fontsize=11)
     figure.supxlabel(
-        f"{level:.0%} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, color="0.35"
+        f"{percent(level)} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, color="0.35"
     )
     return figure
 
@@ -212,7 +212,7 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
     for name, value in found.diagnostics.items():
         show(f"{name.replace('_', ' ')}: {value:.4g}")
     if found.posterior is not None:
-        show(f"the model's own {found.level:.0%} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
+        show(f"the model's own {percent(found.level)} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
     show(f"confidence sequence: {found.sequence_kind}")
     notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
     cells = [

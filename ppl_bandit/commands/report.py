@@ -96,6 +96,9 @@ _WORDS = {
 }
 
 
+_WORTH = "  # of a success on each arm, such as its price"  # the line of the ready programs that says what a success is worth
+
+
 def _worth(reward: np.ndarray, code: np.ndarray, num_arms: int, least: int) -> np.ndarray | None:
     """Return what a success of each arm is worth, if each arm's outcomes are 0 and one amount; else None.
 
@@ -220,11 +223,12 @@ def table_program(
                 f"{file.path} has the outcomes {', '.join(file.outcomes)}; a table has one: load it in Python"
             )
         rewards, words = table.reward, f"{file.path}, as --model says"
-        worth = np.array(file.program.__globals__.get("worth", np.nan), float)  # of a ready program that was saved
-        if worth.shape == (len(table.arms),):
+        if _WORTH in file.path.read_text():  # a ready program that was saved
+            worth = np.asarray(file.program.__globals__["worth"], float)
             amounts = worth[[table.arms.index(name) for name in table.arm]]
-            if ((rewards == 0) | (rewards == amounts)).all():
+            if ((rewards == 0) | (rewards == amounts)).all() and not (amounts == 1).all():
                 rewards = (rewards != 0).astype(float)
+                words += "; rewards are read as successes that are worth its amounts"
         yield file, TableProgram(file.path, file.path.read_text(), rewards, words)
         return
     ready = choose_program(table, kind)

@@ -153,6 +153,19 @@ def weighted_contrast(
     return Estimate(value, float(np.sqrt(np.sum((parts[0] + parts[1]) ** 2))))
 
 
+def policy_variances(probs: np.ndarray, propensities: np.ndarray) -> np.ndarray:
+    """Return v_t = sum_a pi_t(a)^2 / e_t(a) of each row, (N,).
+
+    Where another system chose and not all its probabilities are known, v_t is that of the row before: a weight must not depend
+    on the arm that was shown.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variances = np.where(probs > 0, probs**2 / propensities, 0.0).sum(axis=1)
+    for row in np.flatnonzero(np.isnan(propensities).any(axis=1)):
+        variances[row] = variances[row - 1] if row else 1.0
+    return variances
+
+
 def stabilising_weights(variances: np.ndarray) -> np.ndarray:
     """Return 1 / sqrt(v_t) for contextual targets, with v_t averaged over the contexts before t.
 

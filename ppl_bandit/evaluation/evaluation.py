@@ -99,12 +99,12 @@ class Evaluation(NamedTuple):
             colour = _BLUE if name == chosen else _GREY
             left.errorbar(row["estimate"], place, xerr=margin, fmt="o", color=colour, capsize=3)
         left.set_yticks(range(len(table)), list(table.index[::-1]))
-        title = f"estimators, {_percent(self.level)} intervals" if self.is_normal else "estimators, without intervals"
+        title = f"estimators, {percent(self.level)} intervals" if self.is_normal else "estimators, without intervals"
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
         right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
-        right.set_title(f"confidence sequence, valid at every decision ({_percent(self.level)})")
+        right.set_title(f"confidence sequence, valid at every decision ({percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
             unit = "difference of mean rewards"
@@ -309,12 +309,7 @@ def _scored(
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
     allocation = None
     if every is not None and is_used.any():
-        with np.errstate(divide="ignore", invalid="ignore"):
-            variances = np.where(probs > 0, probs**2 / every[is_used], 0.0).sum(axis=1)
-        for row in np.flatnonzero(
-            np.isnan(variances)
-        ):  # of another system: a weight that depends on earlier rows alone
-            variances[row] = variances[row - 1] if row else 1.0
+        variances = estimators.policy_variances(probs, every[is_used])
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
@@ -430,7 +425,7 @@ def _too_rare(log: LoggedDecisions, part: ScoredRows, level: float) -> str:
         return f"the rewards of {label} do not differ{only}; a normal interval needs at least {needed:.0f} events"
     return (
         f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
-        f"at {_percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
+        f"at {percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
     )
 
 
@@ -438,7 +433,8 @@ def _more(log: LoggedDecisions, found: float, needed: float) -> str:
     return f"about {float(f'{log.arm.size * (needed / found - 1.0):.1g}'):,.0f} more decisions like these"
 
 
-def _percent(level: float) -> str:
+def percent(level: float) -> str:
+    """Return a level in words with its digits: .995 is "99.5%"."""
     return f"{100.0 * level:.4g}%"
 
 
@@ -498,7 +494,7 @@ def _verdict(
         is_valid = _TRUE_PROPENSITIES not in remedies or sequence.kind == BETA_BINOMIAL
         if is_valid and sequence.kind == ASYMPTOTIC:
             remedies.append(_SMALL_SAMPLES)
-        rest = f"What remains valid is the confidence sequence, {anytime} at {_percent(level)} ({sequence.kind}). "
+        rest = f"What remains valid is the confidence sequence, {anytime} at {percent(level)} ({sequence.kind}). "
         if not (is_valid and is_bounded):
             rest = ""
         return "\n".join(
@@ -508,7 +504,7 @@ def _verdict(
                 f"{rest}Remedy: {'; '.join(dict.fromkeys(remedies))}.",
             ]
         )
-    shown = f"{_percent(level)} interval {interval[0]:.4g} to {interval[1]:.4g}"
+    shown = f"{percent(level)} interval {interval[0]:.4g} to {interval[1]:.4g}"
     if len(components) == 1:
         answer = f"The mean reward of {components[0].label} is {chosen.value:.4g} ({shown})."
     else:
@@ -516,7 +512,7 @@ def _verdict(
         if interval[0] > 0:
             answer = f"{first} beats {second} by {chosen.value:.4g} ({shown})."
         elif is_turned:
-            turned = f"{_percent(level)} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
+            turned = f"{percent(level)} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
             answer = f"{second} beats {first} by {-chosen.value:.4g} ({turned})."
         else:
             answer = f"No difference is shown between {first} and {second}: {chosen.value:.4g} ({shown})."

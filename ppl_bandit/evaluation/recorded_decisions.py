@@ -116,7 +116,8 @@ def _from_events(
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
             if play.propensities is None:
-                propensities[row] = np.nan
+                others_known = play.propensity == 1.0 or len(names) == 2
+                propensities[row] = 1.0 - play.propensity if others_known else np.nan
                 propensities[row, play.arm] = play.propensity
             else:
                 propensities[row, : len(play.propensities)] = play.propensities

@@ -196,6 +196,10 @@ class AlarmWatch:
             id = event.decision
             if event.kind in (IMPORTED, FORGOTTEN):
                 judged.append(_Judged(event, False))
+            if event.kind == FORGOTTEN:  # settled decisions that still wait are no longer judged
+                erased = set(event.body["rows"])
+                for key in [key for key, own in self._open.items() if own.settled and own.settled.position in erased]:
+                    del self._open[key]
             if id is None:
                 continue
             if event.kind == DECIDED:

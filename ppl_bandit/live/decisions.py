@@ -253,7 +253,7 @@ def decide_asked(
         try:
             if leaders:
                 num = len(leaders) if num_places is None else check_size(projection, allowed, num_places)
-                refuse(projection, num)
+                refuse(projection, num if num_places is None else 1)  # a slate may pass a look
                 merged = [_merged(row, leader, knowns) for row in leaders]
                 merged[0] = merged[0]._replace(keys=[*merged[0].keys, *keys])
                 index, units = np.array(leaders), [asks[row].unit for row in leaders]

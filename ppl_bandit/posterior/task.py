@@ -270,9 +270,11 @@ def _edited(
     """Return a copy of rows with changes at their positions, and the changes at other positions."""
     arms, values, contexts, positions = jax.tree.map(np.copy, rows)
     is_kept, others = np.ones(arms.size, bool), {}
+    order = np.argsort(positions, kind="stable")  # rows may be learnt in the order of their decisions
     for position, edit in edits.items():
-        row = int(np.searchsorted(positions, position))
-        if row == positions.size or positions[row] != position:
+        place = int(np.searchsorted(positions, position, sorter=order))
+        row = order[min(place, positions.size - 1)] if positions.size else -1
+        if row < 0 or positions[row] != position:
             others[position] = edit
         elif edit is None:
             is_kept[row] = False

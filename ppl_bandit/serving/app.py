@@ -182,6 +182,7 @@ def _keep_house(experiments: Mapping[str, ServedExperiment], metrics: Metrics, s
         for experiment in experiments.values():
             try:
                 experiment.count()
+                experiment.take_look()
             except Exception as error:
                 logger.error("%s: reading the journal failed: %s", experiment.name, as_problem(error).code)
 

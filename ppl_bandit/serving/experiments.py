@@ -25,7 +25,7 @@ from ppl_bandit.serving.batches import BatchQueue, Limits
 from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, as_problem, or_raise
-from ppl_bandit.types import InvalidContext
+from ppl_bandit.types import ExperimentStopped, InvalidContext
 
 logger = logging.getLogger("ppl_bandit.serving")
 
@@ -242,14 +242,17 @@ class ServedExperiment:
             self.metrics.count_decisions(self.name, new.values())
         return results
 
-    def _take_due_look(self) -> None:
-        """Take a planned look as soon as it is due: nobody is there to call `look`."""
+    def take_look(self) -> bool:
+        """Take the planned look that is due, since nobody is there to call `look`; return whether one was taken."""
         design = self.bandit._design
-        if design is not None and due_look(self.bandit._experiment.projection, design) is not None:
-            logger.info("%s: %s", self.name, str(self.bandit.look()).partition("\n")[0])
+        if design is None or due_look(self.bandit._experiment.projection, design) is None:
+            return False
+        verdict = self.bandit.look()
+        if verdict.is_due:
+            logger.info("%s: %s", self.name, verdict.verdict.partition("\n")[0])
+        return verdict.is_due
 
     def _select(self, rows: Sequence[BatchDecision], allowed: list[Any] | None) -> list[Decision]:
-        self._take_due_look()
         units: Any = [row.unit for row in rows]
         ids: Any = [row.request_id for row in rows]
         if len(rows) == 1:
@@ -266,7 +269,6 @@ class ServedExperiment:
 
     def _select_slate(self, row: DecisionRequest) -> Slate:
         assert row.size is not None
-        self._take_due_look()
         given: Any = {} if row.unit is None else {"unit": row.unit}  # which the library refuses, with the remedy
         return self.bandit.select(row.context, row.allowed, size=row.size, request_id=row.request_id, **given)
 
@@ -339,7 +341,12 @@ class ServedExperiment:
     def _attempt(self, work: Callable[[], Any]) -> Any:
         """Do work, and return its result or the refusal; remember whether the journal works."""
         try:
-            found = work()
+            try:
+                found = work()
+            except ExperimentStopped:  # the refused call has read what other processes did
+                if not self.take_look():
+                    raise
+                found = work()
             self._written = time.monotonic()
             return found
         except Exception as error:

@@ -68,6 +68,10 @@ class ServedDecider(ServedExperiment):
         if health.is_working:
             self._written = time.monotonic()
 
+    def take_look(self) -> bool:
+        """Take none: looks are the learner's, which has the rewards."""
+        return False
+
     def count(self) -> None:
         """Count nothing: what is pending, and the alarms of the experiment, are the learner's."""
 

@@ -319,7 +319,8 @@ def has_posterior_regret(reward_model: RewardModel, engine: Engine, environment:
     This fails for latents that move, whose posterior is that of the last step, and for programs with factors or observed
     constants: worlds are drawn without them, the posterior includes them.
     """
-    is_prior = environment.truth is None and environment.draws is None and not reward_model.moving_sites
+    is_given = any(own is not None for own in (environment.truth, environment.draws, environment.path))
+    is_prior = not is_given and not reward_model.moving_sites
     is_own = is_prior and environment.reward_model is reward_model
     has_posterior = engine.explanation.is_exact and engine.settings.get("discount", 1.0) == 1.0
     return is_own and has_posterior and not reward_model.terms_beside_draws()

@@ -106,3 +106,13 @@ def test_intervals_cover_after_thompson_sampling_with_a_floor():
         low, high = estimators.weighted_mean(scores, np.sqrt(first)).interval(0.95)
         covered += low <= 0.0 <= high
     assert abs(covered / 400 - 0.95) < 0.033
+
+
+def test_weights_do_not_depend_on_which_arm_another_system_showed():
+    target = np.tile([1.0, 0.0, 0.0], (3, 1))
+    decided, nan = [0.5, 0.25, 0.25], np.nan
+    found = [
+        estimators.policy_variances(target, np.array([decided, shown, decided]))
+        for shown in ([0.1, nan, nan], [nan, 0.6, nan], [nan, nan, 0.3])
+    ]
+    np.testing.assert_array_equal(found, [[2.0, 2.0, 2.0]] * 3)

@@ -167,7 +167,7 @@ def test_no_decision_passes_a_look_that_is_due(lag, tmp_path):
 def test_of_looks_that_a_slate_passes_only_the_last_is_taken():
     bandit = build(design=Design([2, 3, 8]))
     bandit.select()
-    bandit.select(size=3)
+    bandit.select(size=3, request_id="a request for more places than are left")
     with pytest.raises(ExperimentStopped, match="look 2 of 3 is due since 3 decisions"):
         bandit.select()
     found = bandit.look()

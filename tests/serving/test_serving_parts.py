@@ -363,3 +363,14 @@ def test_the_service_takes_a_planned_look_as_soon_as_it_is_due():
     *made, refused = served._decide([DecisionRequest() for _ in range(3)])
     assert [type(one) for one in made] == [Decision] * 2 and refused.status == 409
     assert [look["ending"] for look in served.looks()] == ["continue", "undecided"]
+
+
+def test_a_look_that_another_process_made_due_is_taken_by_the_next_request(tmp_path):
+    design = Design([4, 8], stopping=[stopping.superiority(0.999999)])
+    first, second = (
+        ServedExperiment("banner", bernoulli_bandit(num_samples=200, design=design, journal=str(tmp_path / "e.db")))
+        for _ in range(2)
+    )
+    assert [type(one) for one in first._decide([DecisionRequest() for _ in range(4)])] == [Decision] * 4
+    assert [type(one) for one in second._decide([DecisionRequest()])] == [Decision]
+    assert [look["num_decisions"] for look in second.looks()] == [4]

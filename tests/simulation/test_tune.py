@@ -177,6 +177,8 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
     )
     forgetful = engines.conjugate(bernoulli_model(2), discount=0.99)
     assert not has_posterior_regret(bernoulli_model(2), forgetful, own)
+    path = Environment.from_path(bernoulli_model(2), {"rate": np.full((5, 2), 0.5)})
+    assert not has_posterior_regret(bernoulli_model(2), bernoulli_engine(2), path)
 
     def believed(arm):  # worlds are drawn without the factor, the posterior includes it
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))

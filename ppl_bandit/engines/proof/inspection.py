@@ -177,8 +177,8 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     first_prior = jax.tree.map(jnp.asarray, split.prior)
 
-    def certify_at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
-        """Return the residuals of the prior and of each row at outer values."""
+    def certify_at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual, Array]:
+        """Return the residuals of the prior and of each row at outer values, and which rows are possible there."""
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -190,19 +190,23 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
         prior = jax.tree.map(lambda own, first: jnp.where(is_proper(prior), own, first), prior, first_prior)
         in_prior = certify_prior(layout, log_prior, natural, prior, _NUM_POINTS, centre)
         readings = read_rows(view, layout, centre, rows)
-        possible = rows._replace(mask=row_mask(rows) & readings.is_possible)
+        is_possible = row_mask(rows) & readings.is_possible
+        possible = rows._replace(mask=is_possible)
         found = certify(view, layout, readings, possible, prior, prior, _NUM_POINTS, centre=centre)
-        return in_prior, found.residuals
+        return in_prior, found.residuals, is_possible
 
     def measure() -> tuple[Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
-        in_prior, in_rows = jax.lax.map(lambda values: certify_at(values, rows), outer)
-        # Rewards so far from the prior that rounding hides a deviation are no evidence, if each arm has others.
+        in_prior, in_rows, is_possible = jax.lax.map(lambda values: certify_at(values, rows), outer)
+        # Rewards so far from the prior that rounding hides a deviation are no evidence, if their arm has other rows that are.
         is_hidden = (in_rows.nats <= in_rows.tolerance) & ~is_affine(in_rows)
         is_of_arm = rows.arm[:, None] == jnp.arange(model.num_arms)
-        has_evidence = jnp.all(jnp.any(~is_hidden[..., None] & is_of_arm, axis=1))
+        needed, tested = (
+            jnp.any(own[..., None] & is_of_arm, axis=1) for own in (is_hidden, is_possible & is_affine(in_rows))
+        )
+        has_evidence = jnp.all(tested | ~needed)
         in_rows = jax.tree.map(lambda own, none: jnp.where(is_hidden & has_evidence, none, own), in_rows, NO_RESIDUAL)
         return worst_of(in_prior), worst_of(jax.tree.map(jnp.ravel, in_rows))
 
