@@ -554,7 +554,9 @@ def test_the_decision_of_a_unit_stands_although_its_arm_is_not_known_here_yet(pl
     bandit = bernoulli_bandit(**place)
     made = bandit.select(unit="u", allowed=[2])
     given = bandit._experiment.store, "default", [Ask("u", None)], bandit._experiment.projection
-    ((found,), (other,)) = (find_known(*given, mask, None) for mask in (np.ones(2, bool), np.array([True, True, False])))
+    ((found,), (other,)) = (
+        find_known(*given, mask, None) for mask in (np.ones(2, bool), np.array([True, True, False]))
+    )
     assert found.events[0].decision == made.id and other.events is None
 
 

@@ -27,7 +27,7 @@ _TURN_TIMEOUT = (
     1.0  # seconds to wait for the turn to learn, which only avoids conflicts: 2.4 times as fast in four processes
 )
 _MAX_IDLE = 1.0  # seconds that a process which is stopped keeps the lock of the keys; it tries again when it goes on
-_IDLE_PER_EVENT = 1e-4  # further seconds, for the work between two statements: it takes .02 ms for each
+_IDLE_PER_EVENT = 1e-4  # further seconds, for the work between two statements: it takes .01 ms for each
 _GRACE = 1.0  # seconds that the server gets to end a statement itself, before the connection is closed
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 

@@ -486,8 +486,8 @@ class SqlStore:
     def answer(self, answers: Mapping[str, str]) -> None:
         """Answer rewards that were reported to deciders, and forget those for which nobody waits any more."""
         self._query(
-            "UPDATE ppl_bandit_reported SET answer = given.answer, arguments = '' FROM unnest(?::text[], ?::text[]) AS given(id, answer) "
-            "WHERE ppl_bandit_reported.id = given.id",
+            "UPDATE ppl_bandit_reported SET answer = given.answer, arguments = '' "
+            "FROM unnest(?::text[], ?::text[]) AS given(id, answer) WHERE ppl_bandit_reported.id = given.id",
             (list(answers), list(answers.values())),
         )
         self._query(
