@@ -28,6 +28,7 @@ from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.appending import decode, encode
 from ppl_bandit.journal.stores.store import JournalError, call_within, seconds_left
 from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.live.reported_rewards import learn_rows
 from ppl_bandit.types import BanditError
 
 
@@ -142,7 +143,8 @@ class SnapshotExperiment(Experiment):
             if checkpoint is None or checkpoint[0].position <= self.projection.position:
                 return False
             snapshot, next_number, settled_until = checkpoint
-            self.restore(snapshot, max(self.num_decisions, next_number), settled_until)
+            with self._numbering:  # a thread that decides takes its number meanwhile
+                self.restore(snapshot, max(self.num_decisions, next_number), settled_until)
         return True
 
     def _hear(self, asked: float, said: float | None, now: float) -> None:
@@ -289,9 +291,17 @@ class Sealer:
                 results = self.bandit.update_each([decode(row) for row in reported.values()])
             except JournalError:
                 raise
-            except Exception as error:  # it must not keep those behind it
-                results = [error] * len(reported)
+            except Exception:  # of one row, which must not keep the others, or of decisions that are overdue
+                results = [self._learn_alone(row) for row in reported.values()]
             store.answer(dict(zip(reported, map(as_answer, results), strict=True)))
+
+    def _learn_alone(self, row: str) -> bool | Exception:
+        try:
+            return learn_rows(self._experiment, [decode(row)])[0]
+        except JournalError:
+            raise
+        except Exception as error:
+            return error
 
     def _is_leader(self) -> bool:
         """Return whether this process holds the lock; without it, try to get it a few times a second."""

@@ -111,12 +111,12 @@ def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) ->
     The posterior keeps what it has learnt from them, unless its engine stores rows, or was chosen for one of them: then it
     learns the others again.
     """
-    before = projection.history
-    history = before.edited(dict.fromkeys(rows)) if rows else before
-    projection = projection._replace(history=history)
-    if rows and is_learning and (_stores_rows(projection.learner) or _has_example(projection.learner, before, rows)):
-        projection = projection._replace(learner=refit(projection, history)[0])
-    return projection
+    if not rows:
+        return projection
+    after = projection._replace(history=projection.history.edited(dict.fromkeys(rows)))
+    if is_learning and (_stores_rows(projection.learner) or has_example(projection, rows)):
+        after = after._replace(learner=refit(after, after.history)[0])
+    return after
 
 
 def _stores_rows(learner: Learner) -> bool:
@@ -125,14 +125,15 @@ def _stores_rows(learner: Learner) -> bool:
     return learner.engine.capabilities.reserve is not None or any(isinstance(part, Interaction) for part in parts)
 
 
-def _has_example(learner: Learner, history: History, positions: Sequence[int]) -> bool:
-    """Return whether an engine was chosen for a row with the context of one of those at some positions."""
-    if learner.examples is None:
-        return False
+def has_example(projection: Projection, positions: Sequence[int]) -> bool:
+    """Return whether the engine was chosen for a row with the context of one of those at some positions."""
+    examples, history = projection.learner.examples, projection.history
     is_own = np.isin(history.positions(), positions)
-    own, chosen = (jax.tree.leaves(rows[2]) for rows in (history.rows(), learner.examples))
-    pairs = zip(own, chosen, strict=True)
-    same = [(leaf[is_own][:, None] == other).reshape(is_own.sum(), len(other), -1).all(axis=2) for leaf, other in pairs]
+    if examples is None or not is_own.any():  # they may have been removed before
+        return False
+    chosen = examples.context["context"] if projection.task.is_partial else examples.context
+    pairs = zip(jax.tree.leaves(history.rows()[2]), jax.tree.leaves(chosen), strict=True)
+    same = [np.all(own[is_own][:, None] == other, axis=tuple(range(2, own.ndim + 1))) for own, other in pairs]
     return bool(np.any(np.all(same, axis=0)))
 
 

@@ -186,7 +186,7 @@ def _why_not_standing(
     record, arm = fold_decision(events), int(events[0].arm or 0)
     if arm in projection.retired:
         return "its arm was retired"
-    if not allowed[arm]:
+    if arm < allowed.size and not allowed[arm]:  # another process may have added it
         return "its arm is not allowed now"
     if record.status == DISCARDED_STATUS and not record.is_expired:
         return "it was discarded"

@@ -471,12 +471,13 @@ class Bandit(ReadableBandit):
             return 0
         until, default, experiment = now - window, self._windows.default, self._experiment
         after, num = experiment.settled_until, 0
+        self._next_sweep = now + min(1.0, window / 10)  # also if this one fails
         first, made = experiment.store.first_after(experiment.name, until, after)
-        self._next_sweep = max(now + min(1.0, window / 10), min(made, now) + window)
         if experiment.store.pending(experiment.name, until, after, first):
             reward = None if default is None else Reported(default)
             num = len(self._learn(Expiry(until, reward, after, first))[0])
         experiment.settled_until = first - 1
+        self._next_sweep = max(self._next_sweep, min(made, now) + window)
         return num
 
     def erase(self, unit: str) -> int:

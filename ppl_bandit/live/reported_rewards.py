@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.inputs.checks import check_contexts, check_rewards
+from ppl_bandit.inputs.checks import as_interaction, check_contexts, check_rewards, impossible_rows
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
 from ppl_bandit.inputs.numbers import as_numbers, as_seconds
@@ -310,6 +310,14 @@ def check_windows(
             )
         checked = check_rewards(model, default_reward, None, "default_reward")
         default = {name: float(values[0]) for name, values in checked.items()}
+        if model.context is None:  # otherwise the support may depend on it
+            arms = np.arange(model.num_arms)
+            rewards = {name: np.full(arms.size, value) for name, value in default.items()}
+            for name, arm in impossible_rows(model, as_interaction(model, arms, rewards, None)).items():
+                raise ValueError(
+                    f"default_reward={default[name]:g} is outside the support of the outcome '{name}' on arm {arm}: the "
+                    "program cannot produce it; give a value that every arm can have, or None to discard overdue decisions"
+                )
     return Windows(_window(unit_window, "unit_window"), _window(reward_window, "reward_window"), default)
 
 

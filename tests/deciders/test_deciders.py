@@ -37,6 +37,7 @@ from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.repeats import decision_events
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores.appending import AppendRequest
+from ppl_bandit.journal.stores.staged import keys_lock
 from ppl_bandit.journal.stores.store import Key
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
@@ -451,6 +452,8 @@ def test_rewards_may_go_to_a_decider_which_passes_them_on(server, monkeypatch):
         with pytest.raises(JournalTimeout, match="1 rewards are recorded and not learnt"):
             decider.update(made[0], 1)
         monkeypatch.setattr("ppl_bandit.deciders.decider._SECONDS_TO_LEARN", 60.0)
+        forged = "INSERT INTO ppl_bandit_reported (id, experiment, arguments) VALUES ('a', %s, '[')"
+        change(server.url, forged, name)  # it is refused alone
         with Sealer(bandit, publish_every=0.02):
             assert bandit.num_rewards == 1  # as soon as a process learns
             assert decider.update(made[0], 1) is False and decider.update(made[1].id, 0, request_id="r") is True
@@ -461,12 +464,39 @@ def test_rewards_may_go_to_a_decider_which_passes_them_on(server, monkeypatch):
             assert found[0] is found[4] is True
             assert [type(one) for one in found[1:4]] == [UnknownDecision, ValueError, ValueError]
             assert isinstance(found[5], ValueError) and decider.update_each([]) == []
-            forged = "INSERT INTO ppl_bandit_reported (id, experiment, arguments) VALUES ('a', %s, '[')"
-            change(server.url, forged, name)
-            wait_for(lambda: not bandit._experiment.store.reported(name))  # it keeps no others
-            assert decider.update(made[3], 0) is False
+            with monkeypatch.context() as patch:
+                patch.setattr(bandit, "_expire_overdue", lambda: int("what is overdue cannot be settled"))
+                assert decider.update(made[3], 0) is False and decider.update(decider.select(), 1) is True
             wait_for(follows(decider, bandit))
-        assert bandit.num_rewards == 4
+        assert bandit.num_rewards == 5
+        assert change(server.url, "DELETE FROM ppl_bandit_reported WHERE id = 'a' AND arguments = ''") == 1
+
+
+def test_an_erasure_removes_the_rewards_that_wait(server, monkeypatch):
+    monkeypatch.setattr("ppl_bandit.deciders.decider._SECONDS_TO_LEARN", 0.1)
+    name = "erased"
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        for decision in (decider.select(unit="u"), decider.select()):
+            with pytest.raises(JournalTimeout):
+                decider.update(decision, 1, request_id="somebody@example.org")
+        assert bandit.erase("u") == 1
+        assert [decision.id in row for row in bandit._experiment.store.reported(name).values()] == [True]
+
+
+def test_the_lock_of_the_keys_is_kept_longer_for_many_decisions(server, monkeypatch):
+    monkeypatch.setattr("ppl_bandit.journal.stores.postgres._MAX_IDLE", 0.05)
+    with bernoulli_bandit(journal=server.url, name="keys") as bandit:
+        backend, nums = bandit._experiment.store._backend, []
+        once = backend._run_once
+        monkeypatch.setattr(backend, "_run_once", lambda *given: nums.append(given[3]) or once(*given))
+        bandit.select_many(num_decisions=300, units=[f"u{i}" for i in range(300)])
+        assert max(nums) == 300
+
+        def work(execute):
+            time.sleep(0.3)
+            return execute("SELECT 1")
+
+        assert backend.run(work, [keys_lock("keys")], 10_000) == [(1,)]
 
 
 def test_a_decider_finds_the_program_that_the_journal_names(server, tmp_path):

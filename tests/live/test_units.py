@@ -14,6 +14,8 @@ from shared_models import FLOORED, THOMPSON, bernoulli_bandit, bernoulli_program
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.journal.projection import has_example
+from ppl_bandit.journal.repeats import Ask, find_known
 from ppl_bandit.journal.stores.appending import unit_key
 from ppl_bandit.types import Interaction
 
@@ -33,6 +35,11 @@ def sales(arm):
     numpyro.sample("sold", dist.Bernoulli(sold[arm]))
     numpyro.sample("liked", dist.Bernoulli(liked[arm]))
     numpyro.deterministic("expected_reward", sold[arm])
+
+
+def bounded(arm):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.TruncatedNormal(mean, 1.0, low=1.0 * arm, high=arm + 0.5))
 
 
 _TWO_OUTCOMES = RewardModel(sales, 3, outcomes=("sold", "liked"))
@@ -325,6 +332,28 @@ def test_a_reward_after_the_window_is_late_whether_or_not_its_decision_has_expir
     assert place == {} or bernoulli_bandit(reward_window=60, default_reward=default, **place).report().num_late == 2
 
 
+def test_a_sweep_that_fails_is_made_again_soon(tmp_path, monkeypatch):
+    with bernoulli_bandit(journal=tmp_path / "j.db", reward_window=3600, default_reward=0) as bandit:
+        bandit.select()
+        now = __import__("time").time() + 3601
+        monkeypatch.setattr("time.time", lambda: now)
+        with monkeypatch.context() as patch:
+            patch.setattr(bandit._experiment.store, "pending", lambda *place: [][0])
+            with pytest.raises(IndexError):
+                bandit.select()
+        now += 1.1
+        bandit.select()
+        assert bandit.num_rewards == 1
+
+
+def test_a_default_reward_that_an_arm_cannot_have_is_refused():
+    model = RewardModel(bounded, 2)
+    with pytest.raises(ValueError, match="default_reward=1 is outside the support of the outcome 'reward' on arm 0"):
+        Bandit(model, reward_window=60, default_reward=1)
+    with pytest.raises(ValueError, match="on arm 1"):
+        Bandit(model, reward_window=60, default_reward=0)
+
+
 def test_a_sweep_reads_the_decisions_that_became_overdue_alone(tmp_path, monkeypatch):
     """A row that is visited adds at least one step of SQLite."""
     options = dict(journal=tmp_path / "j.db", reward_window=3600, default_reward=0)
@@ -458,6 +487,16 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
             own = bandit._experiment
             row = Interaction(np.array([mine.arm]), {"reward": np.array([0.7])}, {"x": mine.context["x"][None]})
             own.projection = own.projection._replace(learner=own.projection.learner._replace(examples=row))
+            projection, counted = own.projection, np.ones((1, 1), bool)
+            assert has_example(projection, [projection.history.positions()[0]])
+            assert not has_example(projection, [projection.position + 1])  # it was removed before
+            row = row._replace(context={"context": row.context, "counted": counted})
+            in_part = projection._replace(
+                task=projection.task._replace(is_partial=True), learner=projection.learner._replace(examples=row)
+            )
+            assert has_example(in_part, projection.history.positions()[:1])
+            assert not has_example(in_part, projection.history.positions()[1:])
+            assert not has_example(projection._replace(history=own.initial.history), [1])
     assert bandits[0].erase(SECRETS[0].decode()) == 1
     for bandit in reversed(bandits):
         bandit._checkpoint(0)
@@ -509,6 +548,16 @@ def test_a_decision_that_is_made_while_its_unit_is_erased_is_that_of_a_new_unit(
     monkeypatch.undo()
     assert same(other.select(unit="u"), made[0]) and other.select(request_id="r").id not in (first.id, made[0].id)
     assert erasing.erase("u") == 1
+
+
+def test_the_decision_of_a_unit_stands_although_its_arm_is_not_known_here_yet(place):
+    bandit = bernoulli_bandit(**place)
+    made = bandit.select(unit="u", allowed=[2])
+    given = bandit._experiment.store, "default", [Ask("u", None)], bandit._experiment.projection
+    ((found,), (other,)) = (
+        find_known(*given, mask, None) for mask in (np.ones(2, bool), np.array([True, True, False]))
+    )
+    assert found.events[0].decision == made.id and other.events is None
 
 
 def test_an_edited_personal_part_is_noticed(tmp_path):

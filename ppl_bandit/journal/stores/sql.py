@@ -216,19 +216,27 @@ class SqlStore:
         """Return what blanks the personal parts of a unit's events, beside events that say so.
 
         A decision that is made for the unit meanwhile is that of a new unit, and keeps its key. The last of the events that
-        say so announces a checkpoint, which replaces all others. `scrub` has to follow.
+        say so announces a checkpoint, which replaces all others. Rewards of these decisions that were reported to deciders and
+        are not learnt yet are removed. `scrub` has to follow.
 
         Args:
             owner: the key of the unit.
             events: all of it, see `owned`.
         """
 
+        ids = {str(event.decision) for event in events}
+        of_decisions = (
+            "DELETE FROM ppl_bandit_reported WHERE experiment = ? AND "
+            "EXISTS (SELECT 1 FROM unnest(?::text[]) AS id WHERE strpos(arguments, id) > 0)"
+        )
+        reported = [(of_decisions, [(experiment, list(ids))])] if self.stages() else []
+
         def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
-            ids = {"", *(str(event.decision) for event in events)}  # the keys of updates stand for no decision
             of_unit = "DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ? AND value = ?"
             return [
                 (self._backend.blank_statement, [(experiment, event.position) for event in events]),
-                (of_unit, [(experiment, owner, id) for id in ids]),
+                (of_unit, [(experiment, owner, id) for id in ("", *ids)]),  # the keys of updates stand for no decision
+                *reported,
                 ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
                 (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
             ]
@@ -478,8 +486,8 @@ class SqlStore:
     def answer(self, answers: Mapping[str, str]) -> None:
         """Answer rewards that were reported to deciders, and forget those for which nobody waits any more."""
         self._query(
-            "UPDATE ppl_bandit_reported SET answer = given.answer FROM unnest(?::text[], ?::text[]) AS given(id, answer) "
-            "WHERE ppl_bandit_reported.id = given.id",
+            "UPDATE ppl_bandit_reported SET answer = given.answer, arguments = '' "
+            "FROM unnest(?::text[], ?::text[]) AS given(id, answer) WHERE ppl_bandit_reported.id = given.id",
             (list(answers), list(answers.values())),
         )
         self._query(
@@ -705,7 +713,8 @@ class SqlStore:
         locks += [experiment] if record is append_requests else []
         try:
             work = functools.partial(record, experiment=experiment, requests=requests)
-            results = self._backend.run(work, sorted(locks))
+            num_events = sum(len(request.events) for request in requests)
+            results = self._backend.run(work, sorted(locks), num_events)
         except Exception as error:
             for request in requests:
                 request.error = error

@@ -75,7 +75,7 @@ class SqliteBackend:
             self._refuse_replaced()
             return rows
 
-    def run(self, work: Callable[[Execute], Result], locks: Sequence[str] = ()) -> Result:
+    def run(self, work: Callable[[Execute], Result], locks: Sequence[str] = (), num_events: int = 0) -> Result:
         """Run work; with locks, in one transaction, as the only writer."""
         if not locks:
             return work(self.read)
