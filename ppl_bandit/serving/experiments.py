@@ -33,9 +33,7 @@ _MAX_QUEUE_SHARE = 0.8  # above it the experiment is not ready
 _SECONDS_BETWEEN_CHECKS = 2.0  # of the journal
 _MAX_SECONDS_UNWRITTEN = 5.0  # of the journal; then the experiment is not ready
 _DEFAULT_LIMITS = Limits()
-_PAUSE_PER_COUNT = (
-    50  # times as long as the count of pending decisions and alarms took: long journals are counted less often
-)
+_PAUSE_PER_COUNT = 50  # times as long as counting pending decisions and alarms took
 _SECONDS_FOR_READING = 30.0  # until a reader is answered; what it asked for is kept, and is there when it asks again
 _SECONDS_BETWEEN_READINGS = 1.0  # of the same report, however many ask for it
 _REPORTED = (REWARDED, IMPORTED, CORRECTED)
@@ -290,17 +288,13 @@ class ServedExperiment:
         except ValueError as error:
             raise InvalidContext(f"the contexts are not as the program's example context: {error}") from None
 
-    def _discard(self, decision: str) -> bool:
-        self.bandit.discard(decision)
-        return True
-
     def _learn(self, requests: Sequence[Any]) -> list[Any]:
         """Return for each request whether something new was recorded (for a batch: of each row), or its refusal."""
         results: list[Any] = [None] * len(requests)
         rows: list[RewardRequest] = []
         for index, request in enumerate(requests):
             if isinstance(request, str):  # the decision was not shown
-                results[index] = self._attempt(partial(self._discard, request))
+                results[index] = self._attempt(partial(self.bandit.discard, request))
             else:
                 rows += request if isinstance(request, list) else [request]
         recorded: list[Any] = []

@@ -25,12 +25,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"ppl_bandit_{name}", text, ("experiment", *labels), registry=self._registry)
 
-        self._decisions = counter(
-            "decisions", "Decisions that this process made, by arm; a repeated request or unit counts once.", "arm"
-        )
-        self._rewards = counter(
-            "rewards", "Rewards that were answered; is_new is false for one that was known.", "is_new"
-        )
+        self._decisions = counter("decisions", "New decisions of this process, by arm.", "arm")
+        self._rewards = counter("rewards", "Answered rewards; is_new is false for one that was known.", "is_new")
         self._refusals = counter("refusals", "Requests that were refused, by reason.", "reason")
         self._seconds = Histogram(
             "ppl_bandit_request_seconds",

@@ -31,17 +31,14 @@ class ServedLearner(ServedExperiment):
         if before.is_working and not self._sealing.is_working:
             logger.error("%s: decisions of deciders are not sealed: %s", self.name, self._sealing.reason)
         if before.is_leading != self._sealing.is_leading:
-            logger.info(
-                "%s: this process %s deciders", self.name, ("waits beside", "seals for")[self._sealing.is_leading]
-            )
+            does = "seals for" if self._sealing.is_leading else "waits beside"
+            logger.info("%s: this process %s deciders", self.name, does)
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers of the metrics."""
-        unsealed = self._sealing.num_unsealed
-        return super().gauges() | {
-            "is_leading": float(self._sealing.is_leading),
-            "unsealed": float("nan") if unsealed is None else float(unsealed),
-        }
+        known = self._sealing.num_unsealed
+        unsealed = float("nan") if known is None else float(known)
+        return super().gauges() | {"is_leading": float(self._sealing.is_leading), "unsealed": unsealed}
 
     def close(self) -> None:
         """Seal what is staged, and close the bandit."""
