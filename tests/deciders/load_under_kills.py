@@ -144,7 +144,7 @@ def play(server, folder, seconds, kills, restarts, rate, seed=0):
             time.sleep(0.5)
             server.start()
         else:
-            role = roles[number % 2 * 2 + chance.randrange(2)]
+            role = roles[sum(killed.values()) % 2 * 2 + chance.randrange(2)]  # kinds in turn
             children[role].kill()
             children[role].wait()
             killed[role[0]] += 1
