@@ -303,11 +303,11 @@ def change_next_transaction(monkeypatch, backend, end):
     """Let something happen at the end of the first attempt of a backend's next transaction with locks."""
     run_once = backend._run_once
 
-    def changed(connection, work, locks):
+    def changed(connection, work, locks, *num_events):
         if not locks:
-            return run_once(connection, work, locks)
+            return run_once(connection, work, locks, *num_events)
         monkeypatch.setattr(backend, "_run_once", run_once)
-        return end(connection, lambda work: run_once(connection, work, locks), work)
+        return end(connection, lambda work: run_once(connection, work, locks, *num_events), work)
 
     monkeypatch.setattr(backend, "_run_once", changed)
 

@@ -162,12 +162,12 @@ def test_a_refusal_after_a_commit_whose_answer_was_lost_does_not_say_that_nothin
         backend, attempts = bandit._journal.store._backend, []
         run_once = type(backend)._run_once
 
-        def lose_the_answer(self, connection, work, locks):
+        def lose_the_answer(self, connection, work, locks, *num_events):
             if locks:
                 attempts.append(connection)
             if len(attempts) == 2:
                 raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction")
-            result = run_once(self, connection, work, locks)
+            result = run_once(self, connection, work, locks, *num_events)
             if attempts:
                 connection.close()
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
