@@ -292,7 +292,7 @@ def check_domains(spec: ProgramSpec) -> bool:
     def far(seed: Array, reach: Array) -> list[Array]:
         return flags(feasible_latents(spec.program, spec.latents, spec.context, seed, reach))[0]
 
-    tries = [jnp.asarray(own) for own in zip(*itertools.product(range(_NUM_SEEDS), _REACHES), strict=True)]
+    tries = [np.asarray(own) for own in zip(*itertools.product(range(_NUM_SEEDS), _REACHES), strict=True)]
     screened = run_once(lambda: jax.vmap(far)(*tries))
     if all(np.all(inside) for inside in screened):
         return False
