@@ -1,8 +1,8 @@
 """Read rows of data (derive their natural parameters) and certify them.
 
-Every engine that needs a conjugate likelihood uses `read_rows` and `certify`: when a program is examined, when the exact engine
-or a filter absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
-natural parameters to its posterior, because rows are also certified where the posterior is after them.
+Every engine that needs a conjugate likelihood uses `absorb_certified`: when a program is examined, when the exact engine or a
+filter absorbs data, and when the collapsed engine does so at fixed outer values. Between reading and certificate the rows are
+absorbed, because they are also certified where the posterior is after them.
 
 Rows are read one by one or, given weights, as one weighted sum. Only the sum of the log likelihoods enters a posterior, so it
 suffices that the sum is affine, and its certificate costs a fraction of one per row. A deviation that cancels in the sum at
@@ -18,11 +18,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.inner.density import Coordinates, Natural, Posterior, coordinates_at, latents_at
+from ppl_bandit.engines.inner.density import (
+    Coordinates,
+    Natural,
+    Posterior,
+    absorb,
+    constant_after,
+    coordinates_at,
+    discount_towards_prior,
+    is_resolved,
+    latents_at,
+    natural_of,
+    relative_to,
+)
 from ppl_bandit.engines.inner.gaussian import blocks_of, by_block, take, zero_padding
 from ppl_bandit.engines.inner.layout import POSITIVE, Layout
 from ppl_bandit.engines.inner.registry import family_of_group
-from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Residual, regions_for, residual_of, worst_of
+from ppl_bandit.engines.proof.certificate import (
+    NO_RESIDUAL,
+    Residual,
+    middle_of,
+    regions_for,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -121,6 +140,22 @@ class RowReadings(NamedTuple):
     is_sound: Bool[Array, " N"]
 
 
+class ChunkEvidence(NamedTuple):
+    """The evidence for a chunk of N rows.
+
+    Attributes:
+        residuals: of the rows; infinite for a row that the program cannot produce, 0 for a masked one.
+        in_prior: how far the prior is from affine where the posterior is now; None if it is not compared.
+        is_possible: whether the program can produce each row, or, of a sum, all rows that count.
+        is_held: whether jax's precision holds the posterior.
+    """
+
+    residuals: Residual
+    in_prior: Any  # a `Residual` or None
+    is_possible: Bool[Array, "..."]
+    is_held: Bool[Array, ""] | bool
+
+
 class Certified(NamedTuple):
     """The evidence for N rows.
 
@@ -173,6 +208,62 @@ def read_rows(
         return RowReadings(jax.tree.map(lambda leaf: jnp.where(is_counted, leaf, 0.0), naturals), is_possible, is_sound)
 
     return jax.vmap(read)(*_batches(rows, weights, centre))
+
+
+def absorb_certified(
+    model: RewardModel,
+    layout: Layout,
+    before: Posterior,
+    rows: Interaction,
+    num_points: tuple[int, int],
+    *,
+    weights: Float[Array, " N"] | None = None,
+    as_sum: bool = False,
+    centre: Coordinates | None = None,
+    prior: Posterior | None = None,
+    keep: Float[Array, ""] | None = None,
+    variant: Int[Array, ""] | int = 0,
+) -> tuple[Posterior, ChunkEvidence]:
+    """Read, absorb and certify rows; return the posterior with them, and their evidence.
+
+    All rows are read at the same point, so that their parameters add up. With precisions as arrows the constant stays that of
+    `absorb`, and `is_held` is not found.
+
+    Args:
+        num_points, centre, variant: as in `certify`.
+        weights: of the rows' log likelihoods; None for 1.
+        as_sum: whether the weighted sum is read and certified, and not every row.
+        prior: is certified where the posterior is, and what the posterior is discounted towards; None for neither.
+        keep: the weight that the posterior keeps against the prior; None for 1.
+    """
+    read_at = coordinates_at(layout, before) if centre is None else centre
+    weights_of_sum = weights if as_sum else None
+    readings = read_rows(model, layout, read_at, rows, weights=weights_of_sum)
+    naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals)  # over the groups of outcomes
+    one_by_one = jnp.ones(rows.arm.shape[0], before.mean.dtype) if weights is None else weights
+    total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(one_by_one, leaf, axes=1), naturals)
+    is_dense = not isinstance(before.precision, Arrow)
+    if centre is not None:
+        total = relative_to(layout, total, centre, coordinates_at(layout, before))
+    if not is_dense:
+        total = total._replace(quadratic=arrow_matrices.as_arrow(total.quadratic, *layout.leaves))
+    start = before_rows = before
+    if keep is not None and prior is not None:
+        start, prior_share = discount_towards_prior(layout, before, prior, keep)
+        total = jax.tree.map(jnp.add, total, prior_share)
+        before_rows = absorb(layout, start, prior_share, 0)
+    after = absorb(layout, start, total, rows.arm.shape[0] if rows.mask is None else jnp.sum(rows.mask))
+    prior_here = None
+    if prior is not None:
+        prior_here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), read_at)
+    given = model, layout, readings, rows, before, after, num_points
+    found = certify(*given, weights=weights_of_sum, prior=prior_here, centre=centre, variant=variant)
+    is_held = is_resolved(layout, start, after, total, found.steps) if is_dense else True
+    if layout.members.size and is_dense:  # else nothing large cancels in the constant
+        density = found.at_middle[0] if as_sum else jnp.sum(one_by_one * found.at_middle)
+        constant = constant_after(layout, before_rows, after, middle_of(layout, after), density)
+        after = after._replace(constant=constant)
+    return after, ChunkEvidence(found.residuals, found.in_prior, readings.is_possible, is_held)
 
 
 def certify(

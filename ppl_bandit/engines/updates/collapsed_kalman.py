@@ -52,7 +52,7 @@ from ppl_bandit.engines.proof.linear_step import (
 )
 from ppl_bandit.engines.proof.outer import OuterSpace, given, outer_space
 from ppl_bandit.engines.refusals import refusal
-from ppl_bandit.engines.updates.exact import certify_row, read_row
+from ppl_bandit.engines.updates.exact import certify_row
 from ppl_bandit.engines.updates.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
 from ppl_bandit.engines.updates.window import Window, empty_window, log_base, move_each
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -217,11 +217,9 @@ class _Given(NamedTuple):
 
     def excess(self, at: Float[Array, " K"], law: Posterior, row: Interaction) -> Float[Array, ""]:
         """Return how close the certificate of a row comes to failing: at most 1 if it is certified."""
-        layout, view, single = self.split.layout, self.view(at), jax.tree.map(lambda leaf: leaf[None], row)
-        after, readings = read_row(view, layout, law, single)
-        residual, is_held, _ = certify_row(view, layout, law, after, readings, single)
-        excess = excess_of(residual)
-        return jnp.where(is_held & ~jnp.isnan(excess), excess, jnp.inf)
+        _, found = certify_row(self.view(at), self.split.layout, law, row)
+        excess = excess_of(found.residuals)[0]
+        return jnp.where(found.is_held & ~jnp.isnan(excess), excess, jnp.inf)
 
     def replay(
         self, window: Window, mean: Array, root: Array, base: Posterior, at: Float[Array, " K"]
