@@ -9,7 +9,7 @@ A decision reads the law predicted to its own time. The state is one Gaussian, s
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.checks import Info, check_settings, refuse_moving, stored_evidence
+from ppl_bandit.engines.checks import Info, check_settings, refuse_moving
 from ppl_bandit.engines.explanation import explain, explain_conjugate, family_name, residual_text, site_parameters
 from ppl_bandit.engines.inner.density import Posterior, log_mass, sample as draw
 from ppl_bandit.engines.inner.layout import REAL, Layout
@@ -27,7 +27,6 @@ from ppl_bandit.engines.laws.mixture import find_infinite_means
 from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, is_affine, worst_of
 from ppl_bandit.engines.proof.examination import examine, prove
 from ppl_bandit.engines.proof.linear_step import (
-    Clock,
     LinearStep,
     derive_step,
     elapsed_until,
@@ -43,6 +42,7 @@ from ppl_bandit.engines.proof.linear_step import (
 )
 from ppl_bandit.engines.refusals import refusal, rounding_refusal
 from ppl_bandit.engines.rows import row_mask
+from ppl_bandit.engines.state import State, stored_evidence
 from ppl_bandit.engines.updates.chunks import (
     MAX_ROWS_AT_ONCE,
     NUM_POINTS,
@@ -118,19 +118,6 @@ _REMEDY = (
 )
 
 
-class KalmanState(NamedTuple):
-    """The filtered law of the latents at the last step, the time of that step, and log p(data) so far."""
-
-    posterior: Posterior
-    clock: Clock
-    log_evidence: Float[Array, ""]
-
-    @property
-    def log_evidence_error(self) -> float:
-        """Its standard error: it is exact."""
-        return 0.0
-
-
 def kalman(model: RewardModel) -> Engine:
     """Return the Kalman filter of a program whose latents move, or refuse.
 
@@ -156,46 +143,46 @@ def kalman(model: RewardModel) -> Engine:
     def step_of(elapsed: Any) -> LinearStep:
         return derive_step(model, layout, elapsed) if fixed is None else LinearStep(*fixed)
 
-    def init(key: Key) -> KalmanState:
+    def init(key: Key) -> State:
         del key  # the prior is not random
         # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
-        return KalmanState(start, first_clock(), jnp.zeros(()))
+        return State(law=start, clock=first_clock(), log_evidence=jnp.zeros(()))
 
-    def predicted(state: KalmanState, context: Any = None) -> KalmanState:
+    def predicted(state: State, context: Any = None) -> State:
         elapsed, clock = elapsed_until(model, state.clock, context, shortest)
-        later = predict(step_of(elapsed), state.posterior)
-        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
-        return state._replace(posterior=moved, clock=clock)
+        later = predict(step_of(elapsed), state.law)
+        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.law)
+        return state._replace(law=moved, clock=clock)
 
-    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, tuple[Posterior, Array]]:
+    def learn(state: State, row: Interaction) -> tuple[State, tuple[Posterior, Array]]:
         """Predict to a row and absorb it; return also the law before it, and the time. Time passes with rows that count."""
         elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
-        after, _ = add_rows(model, layout, before.posterior, _as_rows(row))
-        learnt = before._replace(posterior=after, clock=before.clock.after_row())
+        after, _ = add_rows(model, layout, before.law, _as_rows(row))
+        learnt = before._replace(law=after, clock=before.clock.after_row())
         kept = jax.tree.map(lambda new, old: jnp.where(row_mask(row), new, old), learnt, state)
-        return kept, (before.posterior, elapsed)
+        return kept, (before.law, elapsed)
 
-    def learn_chunk(state: KalmanState, rows: Interaction) -> tuple[KalmanState, ChunkEvidence]:
+    def learn_chunk(state: State, rows: Interaction) -> tuple[State, ChunkEvidence]:
         after, steps = jax.lax.scan(learn, state, rows)
         log_density, evidence = _certify_steps(model, layout, joint if model.has_clock else None, rows, *steps)
         return after._replace(log_evidence=state.log_evidence + log_density), evidence
 
-    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Info]:
+    def update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
         del key
         # Products of reduced precision on an accelerator would look like deviations.
         with jax.default_matmul_precision("highest"):
             rows = jax.tree.map(jnp.asarray, interaction)
             return learn_in_chunks(learn_chunk, state, rows, max(1, min(rows.arm.shape[0], MAX_ROWS_AT_ONCE)))
 
-    def sample(key: Key, state: KalmanState, num_samples: int) -> dict[str, Array]:
-        return draw(layout, key, predicted(state).posterior, num_samples)
+    def sample(key: Key, state: State, num_samples: int) -> dict[str, Array]:
+        return draw(layout, key, predicted(state).law, num_samples)
 
     find_marginals = marginals_of(model, layout)
 
-    def marginals(state: KalmanState, context: Any) -> Marginals | None:
-        return find_marginals(predicted(state, context).posterior, context)
+    def marginals(state: State, context: Any) -> Marginals | None:
+        return find_marginals(predicted(state, context).law, context)
 
     return Engine(
         init,
@@ -203,7 +190,7 @@ def kalman(model: RewardModel) -> Engine:
         sample,
         _explain(model, layout, prior, evidence, step_residual),
         capabilities=Capabilities(
-            parameters=lambda state: site_parameters(layout, predicted(state).posterior),
+            parameters=lambda state: site_parameters(layout, predicted(state).law),
             marginals=marginals,
             advance=lambda key, state, context: predicted(state, context),
             log_evidence=stored_evidence,
