@@ -1,6 +1,6 @@
 """Read rows of data (derive their natural parameters) and certify them.
 
-Every engine that needs a conjugate likelihood uses `absorb_certified`: when a program is examined, when the exact engine or a
+Every engine that needs a conjugate likelihood uses `certify`: when a program is examined, when the exact engine or a
 filter absorbs data, and when the collapsed engine does so at fixed outer values. Between reading and certificate the rows are
 absorbed, because they are also certified where the posterior is after them.
 
@@ -156,23 +156,6 @@ class ChunkEvidence(NamedTuple):
     is_held: Bool[Array, ""] | bool
 
 
-class Certified(NamedTuple):
-    """The evidence for N rows.
-
-    Attributes:
-        residuals: how far the log likelihood of each row, or of the weighted sum, is from affine; infinite for a row that is
-            not sound, 0 for one that is masked.
-        in_prior: how far the log prior is from affine at the same points; None if it is not compared.
-        at_middle: log likelihood of each row, or of the weighted sum, at the middle of the posterior; 0 for a masked row.
-        steps: displacements of the real elements by a few standard deviations of the posterior.
-    """
-
-    residuals: Residual
-    in_prior: Residual | None
-    at_middle: Float[Array, " N"]
-    steps: Float[Array, "P D"]
-
-
 def read_rows(
     model: RewardModel,
     layout: Layout,
@@ -210,7 +193,7 @@ def read_rows(
     return jax.vmap(read)(*_batches(rows, weights, centre))
 
 
-def absorb_certified(
+def certify(
     model: RewardModel,
     layout: Layout,
     before: Posterior,
@@ -223,25 +206,30 @@ def absorb_certified(
     prior: Posterior | None = None,
     keep: Float[Array, ""] | None = None,
     variant: Int[Array, ""] | int = 0,
+    after: Posterior | None = None,
 ) -> tuple[Posterior, ChunkEvidence]:
-    """Read, absorb and certify rows; return the posterior with them, and their evidence.
+    """Read rows, absorb and certify them; return the posterior with them, and the evidence.
 
-    All rows are read at the same point, so that their parameters add up. With precisions as arrows the constant stays that of
-    `absorb`, and `is_held` is not found.
+    All rows are read at the same point, so that their parameters add up. They are certified around that point, and where the
+    posterior is with them; each group of outcomes is compared with its affine form by itself. With precisions as arrows the
+    constant stays that of `absorb`, and `is_held` is not found.
 
     Args:
-        num_points, centre, variant: as in `certify`.
+        num_points: random points around the point of reading, and where the posterior is.
         weights: of the rows' log likelihoods; None for 1.
         as_sum: whether the weighted sum is read and certified, and not every row.
-        prior: is certified where the posterior is, and what the posterior is discounted towards; None for neither.
+        centre: where the rows are read, if not at the means of `before`.
+        prior: is certified too, and what the posterior is discounted towards; None for neither.
         keep: the weight that the posterior keeps against the prior; None for 1.
+        variant: of the points around the point of reading; see `regions_for`.
+        after: where the rows are certified, if they are not absorbed.
     """
     read_at = coordinates_at(layout, before) if centre is None else centre
-    weights_of_sum = weights if as_sum else None
-    readings = read_rows(model, layout, read_at, rows, weights=weights_of_sum)
+    each = jnp.ones(rows.arm.shape[0], before.mean.dtype) if weights is None else weights
+    of_sum = each if as_sum else None
+    readings = read_rows(model, layout, read_at, rows, weights=of_sum)
     naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals)  # over the groups of outcomes
-    one_by_one = jnp.ones(rows.arm.shape[0], before.mean.dtype) if weights is None else weights
-    total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(one_by_one, leaf, axes=1), naturals)
+    total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(each, leaf, axes=1), naturals)
     is_dense = not isinstance(before.precision, Arrow)
     if centre is not None:
         total = relative_to(layout, total, centre, coordinates_at(layout, before))
@@ -252,56 +240,21 @@ def absorb_certified(
         start, prior_share = discount_towards_prior(layout, before, prior, keep)
         total = jax.tree.map(jnp.add, total, prior_share)
         before_rows = absorb(layout, start, prior_share, 0)
-    after = absorb(layout, start, total, rows.arm.shape[0] if rows.mask is None else jnp.sum(rows.mask))
-    prior_here = None
-    if prior is not None:
-        prior_here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), read_at)
-    given = model, layout, readings, rows, before, after, num_points
-    found = certify(*given, weights=weights_of_sum, prior=prior_here, centre=centre, variant=variant)
-    is_held = is_resolved(layout, start, after, total, found.steps) if is_dense else True
-    if layout.members.size and is_dense:  # else nothing large cancels in the constant
-        density = found.at_middle[0] if as_sum else jnp.sum(one_by_one * found.at_middle)
-        constant = constant_after(layout, before_rows, after, middle_of(layout, after), density)
-        after = after._replace(constant=constant)
-    return after, ChunkEvidence(found.residuals, found.in_prior, readings.is_possible, is_held)
+    if after is None:
+        after = absorb(layout, start, total, rows.arm.shape[0] if rows.mask is None else jnp.sum(rows.mask))
 
-
-def certify(
-    model: RewardModel,
-    layout: Layout,
-    readings: RowReadings,
-    rows: Interaction,
-    before: Posterior,
-    after: Posterior,
-    num_points: tuple[int, int],
-    *,
-    weights: Float[Array, " N"] | None = None,
-    prior: Natural | None = None,
-    centre: Coordinates | None = None,
-    variant: Int[Array, ""] | int = 0,
-) -> Certified:
-    """Certify rows that were read: around the point of the reading, and where the posterior is after them.
-
-    Each group of outcomes is compared with its affine form by itself.
-
-    Args:
-        readings: of these rows, with the same weights.
-        before, after: the posterior without and with the rows.
-        num_points: random points around the centre, and where the posterior is.
-        prior: the prior's natural parameters, relative to the centre, if the log prior is to be certified too.
-        centre: where the rows were read, if not at the means of `before`.
-        variant: of the points around the centre; see `regions_for`.
-    """
     regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
-    read_at = coordinates_at(layout, before) if centre is None else centre
+    here: Any = None
+    if prior is not None:
+        here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), read_at)
 
     def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> tuple[Residual, Array]:
         if prior is not None:
-            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
+            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), here, own)
         densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
         return residual_of(layout, densities, own, read_at, regions, rows.arm.shape[0])
 
-    found, values = jax.vmap(compare)(*_batches(rows, weights, read_at), readings.naturals)
+    found, values = jax.vmap(compare)(*_batches(rows, of_sum, read_at), readings.naturals)
     in_prior = None
     if prior is not None:
         in_prior, found = (jax.tree.map(operator.itemgetter(own), found) for own in ((0, 0), np.s_[:, 1:]))
@@ -309,8 +262,12 @@ def certify(
     residuals = _where(readings.is_sound, jax.vmap(worst_of)(found), Residual(jnp.inf, 0.0, jnp.inf))
     if rows.mask is not None:
         residuals = _where(rows.mask, residuals, NO_RESIDUAL)
-    real = regions[1].points.real
-    return Certified(residuals, in_prior, jnp.sum(values, axis=1), real[1:] - real[0])
+    real, densities = regions[1].points.real, jnp.sum(values, axis=1)
+    is_held = is_resolved(layout, start, after, total, real[1:] - real[0]) if is_dense else True
+    if layout.members.size and is_dense:  # else nothing large cancels in the constant
+        density = densities[0] if as_sum else jnp.sum(each * densities)
+        after = after._replace(constant=constant_after(layout, before_rows, after, middle_of(layout, after), density))
+    return after, ChunkEvidence(residuals, in_prior, readings.is_possible, is_held)
 
 
 def _where(condition: Bool[Array, " N"], chosen: Any, otherwise: Any) -> Any:

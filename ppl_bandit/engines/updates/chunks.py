@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.checks import Info, make_info
 from ppl_bandit.engines.inner.density import Posterior, absorb, coordinates_at
 from ppl_bandit.engines.inner.layout import REAL, Layout
-from ppl_bandit.engines.inner.reading import ChunkEvidence, absorb_certified, read_rows
+from ppl_bandit.engines.inner.reading import ChunkEvidence, certify, read_rows
 from ppl_bandit.engines.proof.certificate import excess_of, is_affine, worst_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
@@ -42,7 +42,7 @@ def chunk_absorber(model: RewardModel, layout: Layout, discount: float = 1.0) ->
     ) -> tuple[Posterior, ChunkEvidence]:
         assert rows.mask is not None
         num_new = jnp.sum(rows.mask)
-        after, evidence = absorb_certified(
+        after, evidence = certify(
             model,
             layout,
             posterior,

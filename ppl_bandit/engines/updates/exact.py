@@ -21,7 +21,7 @@ from ppl_bandit.engines.checks import Info, check_settings, refuse_moving
 from ppl_bandit.engines.explanation import explain, explain_conjugate, family_name, residual_text, site_parameters
 from ppl_bandit.engines.inner.density import Posterior, log_mass, sample as draw
 from ppl_bandit.engines.inner.layout import REAL, Layout
-from ppl_bandit.engines.inner.reading import ChunkEvidence, absorb_certified
+from ppl_bandit.engines.inner.reading import ChunkEvidence, certify
 from ppl_bandit.engines.laws.marginals import marginals_of
 from ppl_bandit.engines.laws.mixture import find_infinite_means
 from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, is_affine, worst_of
@@ -232,7 +232,7 @@ def certify_row(
         row: without a leading axis.
     """
     before = before._replace(constant=jnp.zeros_like(before.constant))
-    after, found = absorb_certified(model, layout, before, _as_rows(row), NUM_POINTS)
+    after, found = certify(model, layout, before, _as_rows(row), NUM_POINTS)
     return log_mass(layout, after) - log_mass(layout, before), found
 
 
