@@ -222,7 +222,7 @@ def certify(
         prior: is certified too, and what the posterior is discounted towards; None for neither.
         keep: the weight that the posterior keeps against the prior; None for 1.
         variant: of the points around the point of reading; see `regions_for`.
-        after: where the rows are certified, if they are not absorbed.
+        after: the posterior with them, if known; or where they are certified, if they are not absorbed.
     """
     read_at = coordinates_at(layout, before) if centre is None else centre
     each = jnp.ones(rows.arm.shape[0], before.mean.dtype) if weights is None else weights

@@ -155,14 +155,14 @@ def kalman(model: RewardModel) -> Engine:
         moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.law)
         return state._replace(law=moved, clock=clock)
 
-    def learn(state: State, row: Interaction) -> tuple[State, tuple[Posterior, Array]]:
-        """Predict to a row and absorb it; return also the law before it, and the time. Time passes with rows that count."""
+    def learn(state: State, row: Interaction) -> tuple[State, tuple[Posterior, Posterior, Array]]:
+        """Predict to a row that counts and absorb it; return also the laws before and after it, and the time between rows."""
         elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
         after, _ = add_rows(model, layout, before.law, _as_rows(row))
         learnt = before._replace(law=after, clock=before.clock.after_row())
         kept = jax.tree.map(lambda new, old: jnp.where(row_mask(row), new, old), learnt, state)
-        return kept, (before.law, elapsed)
+        return kept, (before.law, after, elapsed)
 
     def learn_chunk(state: State, rows: Interaction) -> tuple[State, ChunkEvidence]:
         after, steps = jax.lax.scan(learn, state, rows)
@@ -224,15 +224,16 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
 
 
 def certify_row(
-    model: RewardModel, layout: Layout, before: Posterior, row: Interaction
+    model: RewardModel, layout: Layout, before: Posterior, row: Interaction, after: Posterior | None = None
 ) -> tuple[Float[Array, ""], ChunkEvidence]:
     """Return the log density of a row given the law before it, and its certificate.
 
     Args:
         row: without a leading axis.
+        after: the law after it, if known.
     """
     before = before._replace(constant=jnp.zeros_like(before.constant))
-    after, found = certify(model, layout, before, _as_rows(row), NUM_POINTS)
+    after, found = certify(model, layout, before, _as_rows(row), NUM_POINTS, after=after)
     return log_mass(layout, after) - log_mass(layout, before), found
 
 
@@ -247,23 +248,26 @@ def _certify_steps(
     joint: Layout | None,
     rows: Interaction,
     before: Posterior,
+    after: Posterior,
     elapsed: Float[Array, " N"],
 ) -> tuple[Float[Array, ""], ChunkEvidence]:
     """Return the log density of rows, and the certificates of rows and steps, which are evaluated together.
 
     Args:
         joint: the layout of two steps; see `step_residual`.
-        before: the laws before each row.
+        before, after: the laws before and after each row.
     """
 
-    def certify_one(row: Interaction, before: Posterior, elapsed: Array) -> tuple[Array, ChunkEvidence]:
-        log_density, found = certify_row(model, layout, before, row)
+    def certify_one(
+        row: Interaction, before: Posterior, after: Posterior, elapsed: Array
+    ) -> tuple[Array, ChunkEvidence]:
+        log_density, found = certify_row(model, layout, before, row, after)
         residual = jax.tree.map(lambda leaf: leaf[0], found.residuals)
         evidence = ChunkEvidence(residual, step_residual(model, joint, elapsed), found.is_possible[0], found.is_held)
         nothing = jnp.zeros_like(log_density), ChunkEvidence(NO_RESIDUAL, NO_RESIDUAL, evidence.is_possible, True)
         return jax.tree.map(lambda own, none: jnp.where(row_mask(row), own, none), (log_density, evidence), nothing)
 
-    log_densities, found = jax.vmap(certify_one)(rows, before, elapsed)
+    log_densities, found = jax.vmap(certify_one)(rows, before, after, elapsed)
     return jnp.sum(log_densities), found._replace(in_prior=worst_of(found.in_prior), is_held=jnp.all(found.is_held))
 
 
