@@ -121,14 +121,12 @@ def _show_arms(
     else:
         verdict = f"{order[0]} earns more than every other arm."
     show(f"{verdict}\n")
+    rows = [(name, f"{found[name].estimate:.4g}", _arm_interval(name, found[name])) for name in order]
     width = max(map(len, order))
-    for name in order:
-        one = found[name]
-        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
-        show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
+    for name, estimate, interval in rows:
+        show(f"  {name:<{width}}  {estimate:>9}  {interval}")
     together = f"The {percent(level)} intervals hold for all arms at once, also if the arms were chosen adaptively"
     show(f"\n{together}; `--contrast ARM OTHER` says more about two of them.")
-    rows = [(name, f"{found[name].estimate:.4g}", _interval((found[name].lower, found[name].upper))) for name in order]
     parts = [html_rows(("arm", "mean reward", "interval"), rows), html_paragraphs([f"{together}."])]
     _write(arguments, safe_frame(table), "arm", _plot_arms(found, order, level), verdict, parts, show)
     arms = {
@@ -138,8 +136,11 @@ def _show_arms(
     return {"verdict": verdict, "level": level, "arms": arms}
 
 
-def _interval(interval: tuple[float, float]) -> str:
-    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
+def _arm_interval(name: str, one: Any) -> str:
+    if not one.is_refused:
+        return f"[{one.lower:.4g}, {one.upper:.4g}]"
+    reason = one.verdict.splitlines()[0].removeprefix(f"No interval for {name}: ")
+    return f"no interval: {reason.replace(f'the rewards of {name} ', 'the rewards ')}"
 
 
 def _target(arguments: argparse.Namespace, names: Any, horizon: int) -> Any:
@@ -216,7 +217,7 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
     show(f"confidence sequence: {found.sequence_kind}")
     notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
     cells = [
-        (str(name), *(f"{value:.4g}" for value in row)) for name, row in zip(table.index, table.to_numpy(), strict=True)
+        (str(name), *(f"{value:.4g}" if value == value else "-" for value in row)) for name, row in zip(table.index, table.to_numpy(), strict=True)
     ]
     parts = [
         html_rows(("estimator", *table.columns), cells),
