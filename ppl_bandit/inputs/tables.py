@@ -107,7 +107,7 @@ NONE = "none"  # in place of a column: do not look for one
 GROUPS = ":groups"  # after the name of a column: its numbers are codes
 _KNOWN = {  # names of columns that are found without being named
     "--arm": ("arm", "variant", "treatment", "group", "action", "variation", "test group", "version"),
-    "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "clicks", "y", "conversions", "revenue"),
+    "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "clicks", "y", "revenue"),
     "--propensity": ("propensity", "pscore"),  # a "probability" is often a prediction
 }
 _IDS = ("decision", "decision_id", "request_id")
@@ -266,7 +266,7 @@ def _sorted(names: set[str]) -> list[str]:
     """Return numbers by their size, and texts with the numbers in them by their size: arm 2 before arm 10."""
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
         return sorted(names, key=float)
-    return sorted(names, key=lambda name: [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    return sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(20), name))
 
 
 def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
@@ -279,7 +279,7 @@ def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
         given = "the cell is empty" if cell.lower() in _EMPTY else f"{cell!r} is not a finite number"
         remedy = "fill it in, or remove the row"
         if re.search(r"\d", cell):
-            remedy = "write the numbers of this column as 1200.5, without marks of thousands, signs of a currency, or % in some rows"
+            remedy = "write the numbers of this column as 1200.5, without currency or marks of thousands, and % in all or none"
         elif cell.lower() not in _EMPTY:
             remedy = f"correct it (the words {', '.join(_TRUTH)} are read as 1 and 0), or remove the row"
         raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; {remedy}")
