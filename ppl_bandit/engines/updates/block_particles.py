@@ -179,10 +179,10 @@ def _draw_prior_particles(key: Key, space: Space, blocks: Blocks, num: int) -> t
 
     has_data_starts = space.locations is not None
 
-    def of_block(own: Array, log_weights: Array, log_prior: Array) -> Particles:
+    def draws_of(own: Array, log_weights: Array, log_prior: Array) -> Particles:
         return prior_particles(own, log_weights, log_prior, has_data_starts)
 
-    particles = jax.vmap(of_block)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
+    particles = jax.vmap(draws_of)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
     return particles, positions[0]
 
 
