@@ -250,13 +250,15 @@ def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
     shown, note = leading_arms(SimpleNamespace(overviews={"reference": found}))
     assert list(shown) == list(found.leaders[:15]) and note == " (the 15 of 34 arms with the largest means)"
     assert leading_arms(SimpleNamespace(overviews={"reference": made_up(16)}))[1] == ""
-    axis = figure_tools().figure().subplots()
-    shares = np.full((5, 34), 0.5 / 33)
-    shares[:, 9] = 0.5
-    draw_by_arm(axis, shares, "share")
-    labels = [line.get_label() for line in axis.lines]
-    assert len(labels) == 7 and "28 others" in labels and "arm 9" in labels
-    np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
+    axes = figure_tools().figure().subplots(1, 2)
+    shares = [np.full((5, 34), 0.5 / 33), np.full((5, 34), 0.5 / 33)]
+    shares[0][:, 9] = shares[1][:, 20] = 0.5
+    draw_by_arm(axes, shares, "share")
+    drawn = [[(line.get_label(), line.get_color()) for line in axis.lines] for axis in axes]
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 7  # the legend of one panel holds for the others
+    assert {"28 others", "arm 9", "arm 20"} <= {label for label, _ in drawn[0]}
+    for axis in axes:
+        np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
 
 
 def test_the_figure_of_a_design_with_many_arms_draws_those_that_are_played_most():
