@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.figure_style import figure_tools, ink, save_figure, styles
 from ppl_bandit.simulation.standings import Tuned
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         upper.set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
         most = candidates.max(initial=0)
-        axis.step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
+        axis.step(run.step, np.maximum(candidates, 0.8), color=ink(), linewidth=0.9, where="mid")
         scale: dict[str, Any] = {"yscale": "log"} if most > _MOST_ON_LINEAR_AXIS else {"ylim": (0, 1.08 * max(2, most))}
         axis.set(
             xlabel="step", ylabel="candidates drawn", visible=bool(most > 1), **scale
@@ -88,7 +88,7 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         {"xscale": "log"} if 0 < 30 * smallest < largest else {"xlim": (min(0, 1.05 * smallest), None)}
     )
     axis.set(xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile", **scale)
-    axis.grid(axis="x", color="0.92")
+    axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
     title = f"Regret of {tuned.horizon} decisions in {tuned.num_worlds} worlds from the prior"
     save_figure(figure, title, caption, out / "tune.png")

@@ -190,6 +190,15 @@ def made_up(num_arms, seed=0):
     return Overview(names, counts, draws.mean(axis=0), none, low, high, best, losses_from_table(draws), draws, 0)
 
 
+def test_nothing_is_black_in_a_style_with_a_black_background():
+    with figure_tools().style.context("dark_background"):
+        colours = {colour for (colour, _), _ in zip(styles(), range(7), strict=False)}
+        for num_arms in (6, 20):
+            for axis in plot_bandit(made_up(num_arms), np.arange(num_arms), "title", "caption").axes:
+                colours |= {line.get_color() for line in axis.lines}
+    assert "white" in colours and not {"black", "k", "#000000"} & colours
+
+
 @pytest.mark.parametrize(("num_arms", "num_rows"), [(1, 0), (6, 0), (7, 7), (16, 16), (34, 16), (1000, 16)])
 def test_figures_and_tables_of_many_arms_show_the_leaders_and_the_number_of_others(num_arms, num_rows, tmp_path):
     found = made_up(num_arms)
