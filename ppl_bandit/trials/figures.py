@@ -111,5 +111,6 @@ def _draw_errors(axis: Any, found: TrialRecord) -> None:
             values, bins=bins, weights=np.full(values.size, 1.0 / errors.size), color=colour, alpha=0.6, label=label
         )
     axis.axvline(0.0, color=ink(), linewidth=0.8)
+    axis.margins(y=0.4)  # room for the legend
     axis.set(xlabel="estimate of the selected arm less its truth", ylabel="share of trials")
     axis.legend(fontsize=8)
