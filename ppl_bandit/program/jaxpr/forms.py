@@ -42,6 +42,7 @@ _CLOSE = 1e-20  # latents are not followed closer to 0 than this
 _MAX_PLAIN = 4.0  # a power up to which floating point neither overflows nor flattens
 _MAX_TERMS = 4  # of a sum that is followed term by term
 _MAX_LOGS = 256  # of a sum of logarithms
+_MAX_COEFFICIENT = 1e200  # times a low power of a latent it does not overflow
 
 Generator = tuple[int, bool]  # the number of a generator; whether 1 - this is meant
 Powers = frozenset[tuple[Generator, float | None]]  # of a monomial; None where data decide the power
@@ -111,6 +112,7 @@ class Forms(Entrywise):
         self._names: dict[Any, int] = {}
         self._sizes: dict[int, float] = {}  # of a generator, in units of the statistic of its family
         self._shares: set[int] = set()
+        self._chosen: dict[int, Range] = {}  # bounds of a generator that stands for what data choose
         # Share of a simplex -> the shares of this simplex, the bits of its elements, those of all elements.
         self._elements: dict[int, tuple[dict[int, int], int, int]] = {}
 
@@ -253,17 +255,19 @@ class Forms(Entrywise):
         forms = [case for case in cases if isinstance(case, Form)]
         if not forms:
             return Data(hull(list(map(_range_of, cases))), any(map(_is_outer, cases)))
+        ranges = [self._bounds(case) if isinstance(case, Form) else _range_of(case) for case in cases]
         if all(map(self._is_probability, cases)):
-            return self._monomial(_of(self._generator(max(form.power for form in forms), is_share=True)), 1.0)
+            share = self._generator(max(form.power for form in forms), is_share=True)
+            self._chosen[share[0]] = hull(ranges)
+            return self._monomial(_of(share), 1.0)
         if all(form.logs is not None for form in forms):
             size = max(self._power_of(form.logs or _ONE) for form in forms)
             return self._logarithm(_of(self._generator(size, is_share=False)), None)
         if any(form.monomial is None for form in forms):
             return _plain_sum(forms)
-        size = max(form.power for form in forms)
-        return self._monomial(
-            _of(self._generator(size, is_share=False)), 1.0 if all(map(_is_positive, cases)) else None
-        )
+        generator = self._generator(max(form.power for form in forms), is_share=False)
+        self._chosen[generator[0]] = hull(ranges)
+        return self._monomial(_of(generator), 1.0 if all(map(self._is_positive, cases)) else None)
 
     def _is_probability(self, case: Any) -> bool:
         """Return whether a number is a share or a known probability."""
@@ -291,7 +295,7 @@ class Forms(Entrywise):
         try:
             if name == "cholesky":
                 return self._cholesky(values[0].codes)
-            if name == "triangular_solve":
+            if name == "triangular_solve" and not eqn.params["unit_diagonal"]:
                 return self._triangular_solve(values[0], self.codes(values[1]))
             raise _NoForm
         except _NoForm as stop:
@@ -545,12 +549,22 @@ class Forms(Entrywise):
         is_linear = len(powers) == 1 and all(power == 1.0 for _, power in powers)
         is_share = is_linear and all(number in self._shares for (number, _), _ in powers)
         own = Range(_CLOSE if is_linear else math.ulp(0.0), math.nextafter(1.0, 0.0) if is_share else math.inf)
+        for (number, is_rest), _ in powers:
+            if number in self._chosen:  # data may choose 0, or 1
+                own = self._chosen[number] if is_linear and not is_rest else Range(0.0, math.inf)
         return sum_range(Range(offset, offset), product_range(Range(multiple, multiple), own))
 
     def _is_finite(self, part: Any) -> bool:
         """Return whether constants decide that a form of low power is finite; data may be infinite or nan."""
         coefficients = [c for _, c in part.terms] if part.terms is not None else [part.factor]
-        return all(c is not None and math.isfinite(c) for c in coefficients)
+        return all(c is not None and abs(c) < _MAX_COEFFICIENT for c in coefficients)
+
+    def _is_positive(self, part: Any) -> bool:
+        """Return whether constants decide that a number is positive and finite."""
+        if isinstance(part, Known):
+            return 0 < part.number < math.inf
+        factor = part.monomial[1] if isinstance(part, Form) and part.monomial is not None else None
+        return factor is not None and factor > 0 and self._is_finite(part)
 
     # Matrices
 
@@ -642,13 +656,6 @@ def _range_of(part: Any) -> Range:
     return (
         part.range if isinstance(part, Data) else values_range(part.number) if isinstance(part, Known) else EVERYTHING
     )
-
-
-def _is_positive(part: Any) -> bool:
-    if isinstance(part, Known):
-        return part.number > 0
-    factor = part.monomial[1] if isinstance(part, Form) and part.monomial is not None else None
-    return factor is not None and factor > 0
 
 
 def _terms_of(part: Any) -> Mapping[Powers, float | None] | None:
