@@ -436,7 +436,5 @@ def test_a_triangular_solve_that_does_not_read_the_diagonal_is_no_power():
         solve = jax.lax.linalg.triangular_solve
         return solve(matrix, jnp.ones((8, 1)), left_side=True, lower=True, unit_diagonal=unit_diagonal)[-1, 0]
 
-    found = [
-        refusal_of(RewardModel(with_factor(lambda z, _, flag=flag: solved(z, flag)), A)) for flag in (False, True)
-    ]
+    found = [refusal_of(RewardModel(with_factor(lambda z, _, flag=flag: solved(z, flag)), A)) for flag in (False, True)]
     assert found[0] == "" and "triangular solve" in found[1]
