@@ -29,6 +29,7 @@ from ppl_bandit.journal.events import (
     fold_decision,
     new_event,
     new_id,
+    retired_after,
 )
 from ppl_bandit.journal.outcome_events import LearnRequest, Plan, learn_requests
 from ppl_bandit.journal.projection import (
@@ -265,8 +266,8 @@ class Experiment:
             beside = self.store.erasure(self.name, owner, owned, contents)
             return Plan([*events, announcement], after, beside=beside)
 
-        with call_within(self.store.timeout):
-            self._record(make)
+        with call_within(self.store.timeout), self.fold_lock:
+            self._commit(make)
         self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
         return num_decisions
 
@@ -276,9 +277,10 @@ class Experiment:
         def make(projection: Projection) -> Plan:
             paused = {"is_paused": True} if is_paused else {}
             event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
-            return Plan([event], self._with_arms(projection, event))
+            return Plan([event], self._with_settings(projection, event))
 
-        self._record(make)
+        with self.fold_lock:
+            self._commit(make)
 
     def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
         """Record a look at a designed experiment, and return the projection after it.
@@ -291,18 +293,17 @@ class Experiment:
             body = check(projection)
             if body is None:
                 return Plan([], projection)
-            return Plan([new_event(LOOKED, body)], _with_look(projection, body))
+            event = new_event(LOOKED, body)
+            return Plan([event], self._with_settings(projection, event))
 
-        return self._record(make)
-
-    def _record(self, make: Callable[[Projection], Plan]) -> Projection:
-        """Record events that depend on all events before them, and return the projection after them; see `_commit`."""
         with self.fold_lock:
             self._commit(make)
             return self.projection
 
     def _commit(self, make: Callable[[Projection], Plan], *, reads_first: bool = True) -> None:
         """Record what follows from the projection, and fold it; if other events come in between, make it anew.
+
+        The caller holds `fold_lock`.
 
         Args:
             make: returns what to record, given the latest projection.
@@ -389,14 +390,12 @@ class Experiment:
     def _folded(self, batch: Sequence[Event], is_learning: bool) -> Projection:
         """Return the projection after the events of one call that are not decisions, but for its position."""
         projection, first = self.projection, batch[0]
-        if first.kind == ARMS:
-            return self._with_arms(projection, first, is_learning)
+        if first.kind in (ARMS, LOOKED):
+            return self._with_settings(projection, first, is_learning)
         if first.kind == CHECKPOINT:
             return projection
         if first.kind == FORGOTTEN:
             return forgotten(projection, first.body["rows"], is_learning)
-        if first.kind == LOOKED:
-            return _with_look(projection, first.body)
         if first.kind in (OPENED, CHANGED):
             if is_learning and self.identity is not None and first.body["identity"] != self.identity:
                 raise JournalError(
@@ -413,17 +412,19 @@ class Experiment:
                 after = after._replace(history=changes.edit(after.history))
         return after._replace(history=after.history.with_rows(rows, [event.position for event in batch]))
 
-    def _with_arms(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:
-        """Return the projection after an `ARMS` event."""
-        names = event.body["arms"]
+    def _with_settings(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:
+        """Return the projection after an event of the arms, or after a look."""
+        retired = retired_after(projection.retired, event)
+        if event.kind == LOOKED:
+            return projection._replace(retired=retired, look=event.body)
+        names, is_paused = event.body["arms"], event.body.get("is_paused", False)
         if is_learning and len(names) > len(projection.task.arms):
             task, prior = self._build(names)
             is_partial, projection = projection.task.is_partial, projection._replace(task=task, prior=prior)
             projection = learning_in_part(projection) if is_partial else projection
             projection = projection._replace(learner=refit(projection, projection.history)[0])
         num_played = _padded(projection.num_played, len(projection.task.arms))
-        is_paused = event.body.get("is_paused", False)
-        return projection._replace(retired=frozenset(event.body["retired"]), is_paused=is_paused, num_played=num_played)
+        return projection._replace(retired=retired, is_paused=is_paused, num_played=num_played)
 
     def _playable(self, projection: Projection, allowed: np.ndarray) -> np.ndarray:
         mask, num_added = allowed, projection.num_played.size - allowed.size
@@ -451,11 +452,6 @@ def rows_until(store: SqlStore, name: str, position: int, projection: Projection
     for batch in read_batches(store, name, 0, position + 1):
         experiment.fold(batch, is_learning=False)
     return experiment.history
-
-
-def _with_look(projection: Projection, body: Mapping[str, Any]) -> Projection:
-    dropped = np.flatnonzero(~np.asarray(body["active"], bool)).tolist()
-    return projection._replace(retired=projection.retired | frozenset(dropped), look=body)
 
 
 def _padded(num_played: np.ndarray, num_arms: int) -> np.ndarray:

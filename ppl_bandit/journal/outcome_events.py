@@ -270,7 +270,7 @@ def _reward_event(
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
     if reported.shown == decided.arm:
-        own = record._replace(shown=()).propensity
+        own = record.decided_propensity
         if reported.propensity in (None, own):  # the decision was shown as it was made
             shown = record.shown and (own,)
     is_same_arm = (arm, shown) == (record.arm, record.shown)

@@ -26,6 +26,7 @@ from ppl_bandit.journal.events import (
     DecisionRecord,
     Event,
     fold_decision,
+    imported_records,
     new_ids,
 )
 from ppl_bandit.journal.stores.appending import (
@@ -335,9 +336,12 @@ class SqlStore:
         """
         self._run(lambda execute: None, ["ppl_bandit ping"])
 
-    def imported(self, experiment: str) -> list[Event]:
-        """Return the imported plays whose propensities were given, oldest first."""
-        return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
+    def imported(self, experiment: str) -> Iterator[DecisionRecord]:
+        """Yield the plays that another system decided, oldest first."""
+        for event in self.read(experiment, kinds=(IMPORTED,)):
+            with ReadingEvent(experiment, event.position):
+                plays = list(imported_records(event))
+            yield from plays
 
     def checkpoints(self, experiment: str) -> Iterator[tuple[int, bytes, str | None]]:
         """Yield the checkpoints, newest first.
