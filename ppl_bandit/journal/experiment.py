@@ -38,7 +38,6 @@ from ppl_bandit.journal.projection import (
     learn_events,
     learning_in_part,
     refit,
-    with_changes,
 )
 from ppl_bandit.journal.repeats import Known, choose_arms, decision_events
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
@@ -168,10 +167,7 @@ class Experiment:
         if self.fold_lock.acquire(blocking=False):
             try:
                 if recorded[0].position == self.projection.position + 1:
-                    num_played = self.projection.num_played.copy()
-                    for event in recorded:
-                        num_played[event.arm] += 1
-                    self.projection = self.projection._replace(num_played=num_played, position=recorded[-1].position)
+                    self.projection = self._with_decisions(recorded)
             finally:
                 self.fold_lock.release()
         return recorded
@@ -313,7 +309,7 @@ class Experiment:
             if reads_first:
                 self._fold_new_events()
             projection = self.projection
-            events, after, rows, keys, beside, calls, is_complete = make(projection)
+            events, after, keys, beside, calls, is_complete = make(projection)
             if not is_complete:
                 self._fold_new_events()
                 now = self.projection
@@ -335,12 +331,15 @@ class Experiment:
         num_played = self.projection.num_played
         if num_played.size < after.num_played.size:
             num_played = _padded(num_played, after.num_played.size)
-        history = after.history.with_rows(rows, [event.position for event in recorded])
-        self.projection = after._replace(history=history, num_played=num_played, position=recorded[-1].position)
-        start = 0
-        for request, own, step in calls:
-            request.result = recorded[start : start + len(own)], step.info, step.warnings
+        history, results, start = after.history, list[tuple](), 0
+        for _, own, step in calls:
+            part = recorded[start : start + len(own)]
+            history = history.with_rows(step.rows, [event.position for event in part])
+            results.append((part, step.info, step.warnings))
             start += len(own)
+        self.projection = after._replace(history=history, num_played=num_played, position=recorded[-1].position)
+        for (request, *_), result in zip(calls, results, strict=True):
+            request.result = result
 
     def resume(self, position: int) -> None:
         """Fold the stream from its beginning; the rows up to a position are learnt in one batch."""
@@ -403,13 +402,7 @@ class Experiment:
                     "restart this process with the same ones"
                 )
             return projection
-        if is_learning:
-            after, rows, *_ = learn_events(projection, batch)
-        else:
-            after, changes = with_changes(projection, batch, is_learning=False)
-            rows = changes.rows
-            if changes.edits or changes.completed:
-                after = after._replace(history=changes.edit(after.history))
+        after, rows, *_ = learn_events(projection, batch, is_learning)
         return after._replace(history=after.history.with_rows(rows, [event.position for event in batch]))
 
     def _with_settings(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:

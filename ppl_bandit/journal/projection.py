@@ -78,15 +78,22 @@ def initial_projection(task: Task, prior: Learner) -> Projection:
     return Projection(0, task, prior, prior, History(task.model.outcomes), np.zeros(len(task.arms), np.int64))
 
 
-def learn_events(projection: Projection, events: Sequence[Event]) -> LearningStep:
+def learn_events(projection: Projection, events: Sequence[Event], is_learning: bool = True) -> LearningStep:
     """Learn from the events of one call.
+
+    Args:
+        is_learning: whether to update the posterior, which is that of the history; if not, the history alone changes.
 
     Raises:
         ValueError: for a reward that the program cannot produce, or that is too large to learn from.
     """
-    projection, changes = with_changes(projection, events, is_learning=True)
+    projection, changes = _with_changes(projection, events, is_learning)
     task, learner, history = projection.task, projection.learner, projection.history
-    edited = changes.edit(history) if changes.edits or changes.completed else history
+    edited = history
+    if changes.edits or changes.completed:
+        edited = history.edited(changes.edits | changes.completed, len(changes.completed))
+    if not is_learning:
+        return LearningStep(projection._replace(history=edited), changes.rows, None, [])
     pieces = [*changes.completed.values(), *(piece for _, piece in changes.rows)]
     if changes.edits:
         pieces = pieces[len(changes.completed) :]
@@ -165,7 +172,7 @@ def refit(projection: Projection, history: History, more: Rows | None = None) ->
     return after, info, [] if is_same else warnings
 
 
-class Changes(NamedTuple):
+class _Changes(NamedTuple):
     """How events change the rows that were learnt.
 
     Attributes:
@@ -178,21 +185,10 @@ class Changes(NamedTuple):
     completed: dict[int, Rows]
     rows: list[tuple[int, Rows]]
 
-    def edit(self, history: History) -> History:
-        """Return a history with the changed rows, without the new ones."""
-        return history.edited(self.edits | self.completed, len(self.completed))
 
-
-def with_changes(projection: Projection, events: Sequence[Event], *, is_learning: bool) -> tuple[Projection, Changes]:
-    """Return how events change the rows, and the projection that can learn them.
-
-    Args:
-        is_learning: whether its posterior is that of its history.
-
-    Raises:
-        ValueError: for an arm that the experiment does not have.
-    """
-    changes, task = Changes({}, {}, []), projection.task
+def _with_changes(projection: Projection, events: Sequence[Event], is_learning: bool) -> tuple[Projection, _Changes]:
+    """Return how events change the rows, and the projection that can learn them."""
+    changes, task = _Changes({}, {}, []), projection.task
     for index, event in enumerate(events):
         body, position = event.body, event.body.get("of")
         if "is_late" in body:
