@@ -167,7 +167,10 @@ class Experiment:
         if self.fold_lock.acquire(blocking=False):
             try:
                 if recorded[0].position == self.projection.position + 1:
-                    self.projection = self._with_decisions(recorded)
+                    num_played = self.projection.num_played.copy()
+                    for event in recorded:
+                        num_played[event.arm] += 1
+                    self.projection = self.projection._replace(num_played=num_played, position=recorded[-1].position)
             finally:
                 self.fold_lock.release()
         return recorded
