@@ -92,7 +92,7 @@ class Import(NamedTuple):
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the event to record."""
-        arms, rewards, contexts, _ = jax.tree.map(np.array, self.rows)  # copies: the caller may change the arrays
+        arms, rewards, contexts, *_ = jax.tree.map(np.array, self.rows)  # copies: the caller may change the arrays
         leaves = None if contexts is None else jax.tree.leaves(contexts)
         body = {"arms": arms, "rewards": rewards, "contexts": leaves}
         return [new_event(IMPORTED, body if self.propensity is None else body | {"propensity": self.propensity})]

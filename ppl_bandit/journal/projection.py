@@ -135,11 +135,12 @@ def _stores_rows(learner: Learner) -> bool:
 def has_example(projection: Projection, positions: Sequence[int]) -> bool:
     """Return whether the engine was chosen for a row with the context of one of those at some positions."""
     examples, history = projection.learner.examples, projection.history
-    is_own = np.isin(history.positions(), positions)
+    rows = history.rows()
+    is_own = np.isin(rows.positions, positions)
     if examples is None or not is_own.any():  # they may have been removed before
         return False
     chosen = examples.context["context"] if projection.task.is_partial else examples.context
-    pairs = zip(jax.tree.leaves(history.rows()[2]), jax.tree.leaves(chosen), strict=True)
+    pairs = zip(jax.tree.leaves(rows.contexts), jax.tree.leaves(chosen), strict=True)
     same = [np.all(own[is_own][:, None] == other, axis=tuple(range(2, own.ndim + 1))) for own, other in pairs]
     return bool(np.any(np.all(same, axis=0)))
 
@@ -163,7 +164,7 @@ def learning_in_part(projection: Projection) -> Projection:
 
 def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:
     """Learn all rows of a history, and some more, from the prior."""
-    pieces = ([Rows(*history.rows())] if len(history) else []) + ([more] if more is not None else [])
+    pieces = ([history.rows()] if len(history) else []) + ([more] if more is not None else [])
     if not pieces:
         return projection.prior, None, []
     task = projection.task
@@ -243,6 +244,7 @@ def rows_of_event(model: RewardModel, event: Event) -> Rows | None:
 def _concatenate(task: Task, pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
+    pieces = [piece._replace(positions=None) for piece in pieces]
     if any(piece.counted is not None for piece in pieces):
         outcomes = task.model.outcomes
         pieces = [p if p.counted is not None else p._replace(counted=is_known(p, outcomes)) for p in pieces]

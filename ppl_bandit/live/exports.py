@@ -150,8 +150,7 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
 
     with experiment.fold_lock:
         task = experiment.projection.task
-        arms, rewards, contexts = experiment.history.rows()
-        positions = experiment.history.positions()
+        arms, rewards, contexts, _, positions = experiment.history.rows()
     ids, propensity = np.full(arms.size, None, object), np.full(arms.size, np.nan)
     decided, rewarded = propensity.copy(), propensity.copy()
     for record in experiment.store.decisions(experiment.name):
