@@ -265,21 +265,30 @@ class Experiment:
             beside = self.store.erasure(self.name, owner, owned, contents)
             return Plan([*events, announcement], after, beside=beside)
 
-        with call_within(self.store.timeout), self.fold_lock:
-            self._commit(make)
+        with call_within(self.store.timeout):
+            self._record(make)
         self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
         return num_decisions
 
-    def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:
-        """Record new or retired arms, or a pause, and continue with them."""
+    def change_arms(self, change: Callable[[Projection], dict[str, Any]]) -> Projection:
+        """Record a change of the arms, or a pause, and return the projection after it; nothing if all is as it was.
+
+        Args:
+            change: returns which of "arms", "retired" and "is_paused" change, given the latest projection.
+        """
 
         def make(projection: Projection) -> Plan:
-            paused = {"is_paused": True} if is_paused else {}
-            event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
+            names, retired = list(projection.task.arms.names), sorted(projection.retired)
+            before = {"arms": names, "retired": retired, "is_paused": projection.is_paused}
+            body = before | change(projection)
+            if body == before:
+                return Plan([], projection)
+            if not body["is_paused"]:
+                del body["is_paused"]
+            event = new_event(ARMS, body)
             return Plan([event], self._with_settings(projection, event))
 
-        with self.fold_lock:
-            self._commit(make)
+        return self._record(make)
 
     def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
         """Record a look at a designed experiment, and return the projection after it.
@@ -295,14 +304,16 @@ class Experiment:
             event = new_event(LOOKED, body)
             return Plan([event], self._with_settings(projection, event))
 
+        return self._record(make)
+
+    def _record(self, make: Callable[[Projection], Plan]) -> Projection:
+        """Record events that depend on all events before them, and return the projection after them; see `_commit`."""
         with self.fold_lock:
             self._commit(make)
             return self.projection
 
     def _commit(self, make: Callable[[Projection], Plan], *, reads_first: bool = True) -> None:
         """Record what follows from the projection, and fold it; if other events come in between, make it anew.
-
-        The caller holds `fold_lock`.
 
         Args:
             make: returns what to record, given the latest projection.

@@ -501,31 +501,25 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the program does not take the keyword `num_arms`.
         """
-        projection = self._catch_up()
-        added, names, retired = arms_with(projection, self._program, name)
-        self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
+        self._catch_up()
+        projection = self._experiment.change_arms(lambda latest: arms_with(latest, self._program, name))
         self._checkpoint(1)  # to open is not to refit again
-        return added
+        return projection.task.arms.names[-1] if name is None else name
 
     def retire_arm(self, arm: Any) -> None:
         """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
-        projection = self._catch_up()
-        retired = retired_with(projection, arm)
-        self._experiment.change_arms(list(projection.task.arms.names), retired, is_paused=projection.is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"retired": retired_with(latest, arm)})
 
     def pause(self) -> None:
         """Refuse new decisions, in every process, until `resume`; rewards are still learnt, and repeated requests answered."""
-        self._pause(True)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": True})
 
     def resume(self) -> None:
         """Make decisions again."""
-        self._pause(False)
-
-    def _pause(self, is_paused: bool) -> None:
-        projection = self._catch_up()
-        if projection.is_paused != is_paused:
-            names = list(projection.task.arms.names)
-            self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": False})
 
     def verify(self, head: str | None = None) -> Verification:
         """Check that no event was edited or removed, and that the stored posteriors follow from the events.
