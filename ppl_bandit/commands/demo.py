@@ -208,5 +208,5 @@ def _label_curves(axis: Any, ends: list[tuple[float, str, str]], num_steps: int)
         place = min(share, ceiling)
         ceiling = place - gap
         x = [num_steps * right for right in (1.0, 1.03, 1.05)]
-        axis.plot(x, [share, place, place], color=colour, linewidth=0.7, clip_on=False)
-        axis.text(1.06 * num_steps, place, f"{share:.0f}%  {title}", va="center", fontsize=9, color=colour)
+        axis.plot(x, [share, place, place], color=colour, linewidth=1.5, clip_on=False)
+        axis.text(1.06 * num_steps, place, f"{share:.0f}%  {title}", va="center", fontsize=9)

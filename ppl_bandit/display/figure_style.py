@@ -89,8 +89,8 @@ th { border-bottom: 2px solid #555; }
 pre { background: #f5f5f5; padding: 0.8rem 1rem; overflow-x: auto; font-size: 12.5px; line-height: 1.4; }
 img { max-width: 100%; height: auto; }
 figure { margin: 1.2rem 0; }
-figure img { background: #fff; }
 @media (prefers-color-scheme: dark) {
+  figure img { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; }
   body { color: #e4e4e4; background: #16181c; } p.lead, p.note { color: #aaa; } pre { background: #22252b; }
   th, td { border-bottom-color: #3a3d44; } a { color: #7ab8e8; }
 }

@@ -103,7 +103,8 @@ class Evaluation(NamedTuple):
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
-        right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
+        last = sequence.index[-1]  # before a fiftieth of the decisions an interval says almost nothing
+        right.set(xscale="log", xlabel="decisions", xlim=(max(1, last / 50), max(2, last)), ylim=_visible(sequence))
         right.set_title(f"confidence sequence, valid at every decision ({percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
@@ -424,7 +425,7 @@ def _too_rare(log: LoggedDecisions, part: ScoredRows, level: float) -> str:
         only = f": all {own.size} are {own[0]:.4g}" if own.size else ""
         return f"the rewards of {label} do not differ{only}; a normal interval needs at least {needed:.0f} events"
     return (
-        f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
+        f"the rewards of {label} are worth {found:.3g} events (of a rare reward: how often it came), and a normal interval "
         f"at {percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
     )
 

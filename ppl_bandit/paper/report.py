@@ -93,9 +93,6 @@ _NOTES = [
     "footnote describes, with one arm better in every context, so compare the clouds of points, not single points.",
 ]
 
-if TYPE_CHECKING:
-    import xarray
-
 _STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
 _MAX_LARGE_MARKERS = 60  # problems of a grid; more are drawn with smaller markers
