@@ -250,7 +250,16 @@ class Bandit(ReadableBandit):
             arms, is_slate = projection.task.arms, size is not None
             mask = arms.all_allowed if allowed is None else arms.mask(allowed)
             if unit is not None or request_id is not None:
-                return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
+                leaves = jax.tree.map(lambda leaf: leaf[None], context)
+                asked = [plain(allowed), plain(size)]
+                asks = asks_of([unit], [request_id], 1, leaves, asked, ("unit", "request_id"))
+                if is_slate and unit is not None:
+                    raise ValueError(
+                        "unit was given with size: a unit has one decision; give request_id to repeat a slate"
+                    )
+                num = check_count(size, "size") if is_slate else None  # the arms of an earlier slate may be retired
+                (found,) = self._decide_asked(projection, mask, context, asks, num_places=num)
+                return Slate(tuple(found)) if is_slate else found[0]
             if self._design is not None:
                 refuse_stopped(projection, self._design, 1)
             num = check_size(projection, mask, size) if is_slate else None
@@ -258,26 +267,6 @@ class Bandit(ReadableBandit):
         task, learner = projection.task, projection.learner
         made = [decision_from_event(event, context, task, learner) for event in events]
         return Slate(tuple(made)) if is_slate else made[0]
-
-    def _select_asked(
-        self,
-        projection: Projection,
-        context: Any,
-        mask: np.ndarray,
-        allowed: Any,
-        size: int | None,
-        unit: str | None,
-        request_id: str | None,
-    ) -> Decision | Slate:
-        """Return the decision of a unit or a request, made now or before."""
-        leaves = jax.tree.map(lambda leaf: leaf[None], context)
-        asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
-        if size is None:
-            return self._decide_asked(projection, mask, context, asks)[0][0]
-        if unit is not None:
-            raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        num_places = check_count(size, "size")  # of a slate that was made before, its arms may be retired
-        return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
         self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], **shape: Any
