@@ -42,21 +42,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
                 if arguments.action != "verify":
                     raise
                 arguments.why_no_model = str(error)
-        action: dict[str, Callable] = {
-            "status": _status,
-            "look": _look,
-            "report": _report,
-            "show": _show,
-            "replay": _replay,
-            "export": _export,
-            "pending": _pending,
-            "alarms": _alarms,
-            "erase": _erase,
-            "expire": _expire,
-            "head": _head,
-            "verify": _verify,
-        }
-        return action[arguments.action](journal, name, arguments, show)
+        action: Callable[..., CommandResult] = globals()[f"_{arguments.action}"]  # one function below for each action
+        return action(journal, name, arguments, show)
 
 
 def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
