@@ -135,7 +135,9 @@ def _design(arguments: argparse.Namespace) -> Design:
     selector = selectors.fixed()
     if arguments.selector != "equal":
         selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
-    control = int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control
+    control, named = arguments.control, arguments.arms or []
+    if control is not None and control not in named and control.isdecimal():
+        control = int(control)
     if arguments.softening != 1.0:
         selector = selectors.softened(selector, arguments.softening)
     if (arguments.floor, arguments.cap) != (0.0, 1.0):
@@ -144,7 +146,6 @@ def _design(arguments: argparse.Namespace) -> Design:
         if control is None:
             raise ValueError("--control-share needs the arm that it is for: give --control")
         share = arguments.control_share
-        named = arguments.arms or []
         place = control if isinstance(control, int) else named.index(control) if control in named else 0
         selector = selectors.with_control(
             selector, share if share == "sqrt" else _number(share, "--control-share"), place

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import escaped, figure_tools
+from ppl_bandit.display.figure_style import escaped, figure_tools, ink
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
@@ -103,13 +103,13 @@ class Evaluation(NamedTuple):
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
-        right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
+        right.set(xlabel="decisions", ylim=_visible(sequence))
         right.set_title(f"confidence sequence, valid at every decision ({percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
             unit = "difference of mean rewards"
-            left.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
-            right.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
+            left.axvline(0.0, color=ink(), linewidth=0.8, linestyle=":")
+            right.axhline(0.0, color=ink(), linewidth=0.8, linestyle=":")
         left.set_xlabel(unit)
         right.set_ylabel(unit)
         figure.suptitle(self.label)
@@ -424,7 +424,7 @@ def _too_rare(log: LoggedDecisions, part: ScoredRows, level: float) -> str:
         only = f": all {own.size} are {own[0]:.4g}" if own.size else ""
         return f"the rewards of {label} do not differ{only}; a normal interval needs at least {needed:.0f} events"
     return (
-        f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
+        f"the rewards of {label} are worth {found:.3g} events (of a rare reward: how often it came), and a normal interval "
         f"at {percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
     )
 

@@ -296,6 +296,11 @@ def adjusted_estimates(
             f"adjusted_estimates needs a program with one latent per arm and no context, got the sites {model.latent_shapes}: "
             "report the confidence sequence of evaluate, which holds for every program"
         )
+    if not model.is_reward_an_outcome:
+        raise ValueError(
+            "adjusted_estimates needs a program that maximises the mean of its only outcome, which means are compared with: "
+            "leave out its own expected_reward, and turn the adjusted means into that yourself"
+        )
     raw = as_plain_numbers(means, "means")
     if raw.shape != (model.num_arms,) or not np.isfinite(raw).all():
         raise ValueError(f"means must be {model.num_arms} finite numbers, one for each arm, got {means!r}")
