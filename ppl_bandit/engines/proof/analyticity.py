@@ -114,8 +114,8 @@ def not_conjugate(
     # NumPy arrays: JAX would compile every operation outside of a trace.
     latents = {name: np.zeros(model.latent_shapes[name]) for name in (*[site.name for site in layout.sites], *outer)}
     context = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.context)
-    kinds = model.outcome_kinds.items()
-    outcomes = {name: np.zeros(1, DTYPE_OF_KIND[kind]) for name, kind in kinds if name in model.outcomes}
+    kinds = {name: kind for name, kind in model.outcome_kinds.items() if name in model.outcomes}
+    outcomes: dict[str, Any] = {name: np.zeros(1, DTYPE_OF_KIND[kind]) for name, kind in kinds.items()}
     closed = jax.make_jaxpr(program)(latents, np.zeros(1, int), context, outcomes)
     rows = model.varied_context_rows(np.random.default_rng(29), np.arange(_NUM_CONTEXTS) == 0) if outer else context
 
