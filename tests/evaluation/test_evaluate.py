@@ -120,6 +120,15 @@ def test_intervals_of_all_arms_hold_together():
 
 
 @pytest.mark.slow
+def test_the_error_of_a_difference_is_that_of_the_scores_of_both_arms():
+    rng = np.random.default_rng(2)
+    arm, reward = rng.integers(0, 2, 400), (rng.random(400) < 0.9).astype(float)
+    found = evaluate(pandas.DataFrame({"arm": arm, "reward": reward, "propensity": 0.5}), (0, 1)).table()
+    # A row counts for one arm or the other: scores of IPS are less alike than those of two independent logs.
+    scores = np.where(arm == 0, 2.0, -2.0)[1:] * reward[1:]  # nothing was known before the first row
+    np.testing.assert_allclose(found.loc["ips"].iloc[:2], [scores.mean(), scores.std() / np.sqrt(399)])
+
+
 def test_a_selector_is_evaluated_on_the_logged_path():
     model = bernoulli_model(3)
     found = evaluate(frame(900), selectors.thompson(), model=model, baseline={name: 1 / 3 for name in RATES})
