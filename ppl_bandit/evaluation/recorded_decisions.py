@@ -1,6 +1,6 @@
 """The decisions of an experiment, from its event store, in the order in which they were made."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,40 +8,35 @@ import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, check_repeated_rows, propensity_doubts
 from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, DecisionRecord, Event, imported_plays
+from ppl_bandit.journal.events import IMPORTED, REWARDED_STATUS, Event, imported_plays
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.program.model.reward_model import RewardModel
 
 
 def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
-    """Return the rewarded decisions of an open experiment; see `_from_events`.
+    """Return the rewarded decisions of an open experiment; see `_from_store`.
 
     Raises:
         JournalError: if its journal was edited.
     """
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    recorded = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
-    found = _from_events(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
-    return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
+    return _from_store(experiment.store, experiment.name, task.arms.names, task.model.outcomes, task.model, task.late)
 
 
 def decisions_from_journal(journal: Journal, name: str, model: RewardModel | None) -> LoggedDecisions:
-    """Return the rewarded decisions of an experiment in a journal; see `_from_events`.
+    """Return the rewarded decisions of an experiment in a journal; see `_from_store`.
 
     Raises:
         JournalError: if there is no such experiment, or the journal was edited.
     """
     header = read_header(journal.store, name)
     journal.store.check(name)
-    recorded = journal.store.decisions(name), journal.store.imported(name)
-    outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
-    found = _from_events(*recorded, header.names, outcomes, model, late)
-    others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
-    num_others = sum(len(event.body["arms"]) for event in others)
-    return found._replace(num_without_propensity=found.num_without_propensity + num_others)
+    identity = header.identity
+    return _from_store(journal.store, name, header.names, identity["outcomes"], model, identity.get("late", ()))
 
 
 class _Play(NamedTuple):
@@ -68,9 +63,9 @@ def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]
     return plays
 
 
-def _from_events(
-    records: Iterable[DecisionRecord],
-    imported: Sequence[Event],
+def _from_store(
+    store: SqlStore,
+    name: str,
     names: Sequence[Any],
     outcomes: Sequence[str],
     model: RewardModel | None,
@@ -85,15 +80,13 @@ def _from_events(
     has propensity 0 before.
 
     Args:
-        records: every decision and what became of it.
-        imported: those of imported plays whose propensity was given.
         names: the arms now.
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
     has_context = model is not None and model.context is not None
     plays, num_unrewarded, num_shown, num_erased, num_late = list[_Play](), 0, 0, 0, 0
-    for record in records:
+    for record in store.decisions(name):
         num_late += record.is_late
         if record.status != REWARDED_STATUS:
             num_unrewarded += 1
@@ -106,7 +99,9 @@ def _from_events(
             probs = float(record.propensity), None if is_other else body["propensities"]
             known = body.get("context"), record.context
             plays.append(_Play(record.decided.position, record.arm, *probs, record.reward, *known))
-    others = [play for event in imported for play in _imported_plays(event, model, late)]
+    imported = store.read(name, kinds=(IMPORTED,))
+    others = [p for event in imported if "propensity" in event.body for p in _imported_plays(event, model, late)]
+    num_others = sum(len(event.body["arms"]) for event in imported) - len(others)
     doubts = _check_imported(others, len(names)) if others else []
     plays += others
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
@@ -137,7 +132,7 @@ def _from_events(
         num_unrewarded,
         learnt_contexts=learnt,
         doubts=tuple(doubts),
-        num_without_propensity=num_shown,
+        num_without_propensity=num_shown + num_others,
         num_shown=num_shown,
         num_erased=num_erased,
         num_late=num_late,
