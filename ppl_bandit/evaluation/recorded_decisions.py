@@ -24,7 +24,9 @@ def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
     """
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    return _from_store(experiment.store, experiment.name, task.arms.names, task.model.outcomes, task.model, task.late)
+    is_contextual = task.model.context is not None
+    recorded = experiment.store, experiment.name, is_contextual
+    return _from_store(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
 
 
 def decisions_from_journal(journal: Journal, name: str, model: RewardModel | None) -> LoggedDecisions:
@@ -36,7 +38,8 @@ def decisions_from_journal(journal: Journal, name: str, model: RewardModel | Non
     header = read_header(journal.store, name)
     journal.store.check(name)
     identity = header.identity
-    return _from_store(journal.store, name, header.names, identity["outcomes"], model, identity.get("late", ()))
+    recorded = journal.store, name, bool(header.context_columns)
+    return _from_store(*recorded, header.names, identity["outcomes"], model, identity.get("late", ()))
 
 
 class _Play(NamedTuple):
@@ -66,6 +69,7 @@ def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]
 def _from_store(
     store: SqlStore,
     name: str,
+    is_contextual: bool,
     names: Sequence[Any],
     outcomes: Sequence[str],
     model: RewardModel | None,
@@ -136,6 +140,7 @@ def _from_store(
         num_shown=num_shown,
         num_erased=num_erased,
         num_late=num_late,
+        is_contextual=is_contextual or (None if others else False),  # another system may have used contexts of its own
     )
 
 

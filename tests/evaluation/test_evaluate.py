@@ -223,6 +223,24 @@ def test_an_answer_that_is_told_the_other_way_round_turns_its_sequence_too():
     assert one.verdict.startswith("high beats low") and other.verdict == one.verdict
 
 
+def test_a_log_whose_decisions_followed_a_context_is_evaluated_so_without_the_context():
+    # Arm a earns .9 or .1 and is played with these probabilities, so that it earns .82 where it is played, and .5 elsewhere.
+    rng = np.random.default_rng(0)
+    prob = rng.choice([0.1, 0.9], 4000)
+    is_first = rng.random(4000) < prob
+    reward = (rng.random(4000) < np.where(is_first, prob, 0.5)).astype(float)
+    log = {"arm": np.where(is_first, "a", "b"), "reward": reward, "propensity": np.where(is_first, prob, 1 - prob)}
+    found = evaluate(pandas.DataFrame(log | {"propensity_a": prob, "propensity_b": 1 - prob}), "a")
+    last = found.sequence.iloc[-1]
+    assert "empirical Bernstein" in found.sequence_kind and last.lower < 0.5 < last.upper
+    assert abs(found.estimate - 0.5) < 3 * found.standard_error
+    shuffled = log | {"reward": rng.permutation(reward)}  # rewards that have nothing to do with the context
+    assert "beta-binomial" in evaluate(pandas.DataFrame(shuffled), "a").sequence_kind
+    known = LoggedDecisions(("a", "b"), (~is_first).astype(int), rng.permutation(reward), log["propensity"])
+    kinds = [evaluate_decisions(known._replace(is_contextual=own), "a").sequence_kind for own in (False, True)]
+    assert "beta-binomial" in kinds[0] and "empirical Bernstein" in kinds[1]
+
+
 def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_interval():
     # Arm 0 earns x, arm 1 earns -x: playing by the sign of x earns E|x| = .798, which no fixed arm does.
     rng = np.random.default_rng(2)
