@@ -181,7 +181,7 @@ def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
         axis.plot(one.estimate, place, "o", color=colour, markersize=5)
     axis.set_yticks(range(len(shown)), [name if len(name) <= 28 else f"{name[:27]}..." for name in shown])
     axis.set(ylim=(len(shown) - 0.5, -0.5), xlabel="mean reward")
-    axis.grid(axis="x", color="0.92")
+    axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
     left_out = (
         f"; {len(order) - len(shown)} arms with smaller estimates are left out" if len(shown) < len(order) else ""
@@ -189,7 +189,7 @@ def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
     refused = "; grey: no interval" if any(found[name].is_refused for name in shown) else ""
     figure.suptitle("What every arm earns", fontsize=11)
     figure.supxlabel(
-        f"{percent(level)} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, color="0.35"
+        f"{percent(level)} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, alpha=0.65
     )
     return figure
 

@@ -20,7 +20,7 @@ import numpy as np
 from ppl_bandit.display.terminal import printable
 
 # Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", None)  # None: the colour of texts
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
@@ -35,11 +35,16 @@ def figure_tools() -> Any:
     return plt
 
 
+def ink() -> str:
+    """Return the colour of texts, for what is black on white: a style of the user may have a dark background."""
+    return figure_tools().rcParams["text.color"]
+
+
 def styles() -> Iterator[tuple[str, Any]]:
     """Yield pairs of colour and dash without end; the first 7 differ in both, the first 49 in at least one."""
     for number in itertools.count():
         cycle, index = divmod(number, len(_COLOURS))
-        yield _COLOURS[index], _DASHES[(index + cycle) % len(_DASHES)]
+        yield _COLOURS[index] or ink(), _DASHES[(index + cycle) % len(_DASHES)]
 
 
 def reward_label(unit: str) -> str:

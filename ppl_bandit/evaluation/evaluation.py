@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import escaped, figure_tools
+from ppl_bandit.display.figure_style import escaped, figure_tools, ink
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
@@ -103,14 +103,13 @@ class Evaluation(NamedTuple):
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
-        last = sequence.index[-1]  # before a fiftieth of the decisions an interval says almost nothing
-        right.set(xscale="log", xlabel="decisions", xlim=(max(1, last / 50), max(2, last)), ylim=_visible(sequence))
+        right.set(xlabel="decisions", ylim=_visible(sequence))
         right.set_title(f"confidence sequence, valid at every decision ({percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
             unit = "difference of mean rewards"
-            left.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
-            right.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
+            left.axvline(0.0, color=ink(), linewidth=0.8, linestyle=":")
+            right.axhline(0.0, color=ink(), linewidth=0.8, linestyle=":")
         left.set_xlabel(unit)
         right.set_ylabel(unit)
         figure.suptitle(self.label)

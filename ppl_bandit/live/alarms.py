@@ -409,9 +409,13 @@ class _Predictive:
         """Learn the rows that wait; the next ones get new draws."""
         if self._waiting:
             part = jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._waiting)
-            task, learner, history = self._own.task, self._own.learner, self._own.history
-            learner, *_ = learn(task, learner, history, Rows(*part[:3]))
-            self._own = self._own._replace(learner=learner, history=history.extended(part))
+            task, start = self._own.task, 0
+            while start < part[0].size:  # an engine may be replaced on the way
+                learner, history = self._own.learner, self._own.history
+                size = 1 if learner.learns_singly else part[0].size - start
+                rows = jax.tree.map(lambda leaf, taken=slice(start, start + size): leaf[taken], part)
+                learner, *_ = learn(task, learner, history, Rows(*rows[:3]))
+                self._own, start = self._own._replace(learner=learner, history=history.extended(rows)), start + size
         self._waiting, self._draws = [], None
 
 

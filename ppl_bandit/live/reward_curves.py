@@ -148,7 +148,7 @@ def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: s
     figure.supxlabel(
         f"posterior mean and central 95% interval, the other entries as in the contexts that were seen{rest}{more}",
         fontsize=8,
-        color="0.35",
+        alpha=0.65,
     )
     return figure
 

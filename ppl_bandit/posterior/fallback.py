@@ -12,7 +12,7 @@ import numpy as np
 from ppl_bandit import engines
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.engines.proof.certificate import is_affine, resolution
-from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, row_batches, start
+from ppl_bandit.posterior.learning import RENEWED, UPDATE_SIZES, Learner, batch_sizes, row_batches, start
 from ppl_bandit.posterior.task import History, Rows, Task, counted_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import unpack, with_changes
@@ -27,7 +27,6 @@ LADDER: Mapping[str, str] = {
     "reweight": "nuts",
 }
 _MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
-_RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
 _MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
@@ -188,7 +187,7 @@ def _rounded_up(num_rows: int) -> int:
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
     """Return whether draws without evidence can be used for now: enough have weight, and more rewards renew them."""
     engine = learner.engine
-    if engine.explanation.engine not in _RENEWED or rows.arms.size > 1:
+    if engine.explanation.engine not in RENEWED or rows.arms.size > 1:
         return False
     is_sound = bool(getattr(info, "may_recover", True)) and not bool(info.is_full)
     return is_sound and bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"])

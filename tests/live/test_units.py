@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+import sys
 import threading
 from datetime import timedelta
 
@@ -746,3 +747,21 @@ def test_an_overdue_reward_that_arrives_while_decisions_expire_counts_once(
         history = bandit.history().set_index("decision").reward
         assert history[one.id] == 1 and history.get(other.id) == default
         assert len(bandit.pending()) == 0 and bandit.report().num_late == (0 if is_reward_first else 1)
+
+
+def test_the_lines_run_for_many_units_grow_as_their_number():
+    bandit, lines, usual = bernoulli_bandit(), dict.fromkeys((64, 256), 0), sys.gettrace()
+    bandit.select_many(num_decisions=64)  # compiles
+
+    def count(frame, event, _):
+        lines[num] += event == "line"
+        return count
+
+    for num in lines:
+        units = [f"{row} of {num}" for row in range(num)]
+        sys.settrace(count)
+        try:
+            bandit.select_many(num_decisions=num, units=units)
+        finally:
+            sys.settrace(usual)
+    assert lines[256] < 4.5 * lines[64]

@@ -68,9 +68,9 @@ class MemoryStore(SqlStore):
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """See `SqlStore.find`."""
-        found: dict[str, list[Event]] = {}
+        found, asked = dict[str, list[Event]](), frozenset(decisions)
         for _, event, _ in self._unwritten[:]:
-            if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
+            if event.decision in asked and (event.kind == DECIDED or event.decision in found):
                 found.setdefault(str(event.decision), []).append(event)
         return found if len(found) == len(decisions) else super().find(experiment, decisions)
 
