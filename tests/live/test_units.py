@@ -533,6 +533,33 @@ def test_the_window_of_a_filter_keeps_no_row_of_an_erased_unit(tmp_path):
     assert secret.tobytes() not in path.read_bytes()
 
 
+def test_the_clock_of_a_posterior_does_not_stay_at_the_time_of_an_erased_unit(tmp_path):
+    def cooling(arm, context, *, previous=None, elapsed=1.0):
+        scale = jnp.sqrt(elapsed)
+        level = numpyro.sample(
+            "level", dist.Normal(jnp.zeros(2) if previous is None else previous["level"], scale).to_event(1)
+        )
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    path, secret = tmp_path / "j.db", np.float64(3.8080808080808)
+    model = RewardModel(cooling, 2, {"time": 0.0})
+    engine = engines.kalman(model)
+    bandit, other = (Bandit(model, engine=lambda _: engine, num_samples=50, journal=path) for _ in range(2))
+    with bandit, other:
+        for number, time in enumerate((1.0, 2.0, secret)):
+            bandit.update(bandit.select({"time": time}, unit=f"unit {number}"), 1.0)
+        other._catch_up()
+        level = bandit.posterior_parameters()["level"]
+        assert bandit.erase("unit 1") == 1  # an earlier one: the posterior stays
+        np.testing.assert_array_equal(bandit.posterior_parameters()["level"]["mean"], level["mean"])
+        bandit._checkpoint(0)
+        bandit._experiment.store.scrub()
+        assert secret.tobytes() in path.read_bytes()
+        assert bandit.erase("unit 2") == 1
+        assert other._catch_up().learner.state.clock.time == bandit._learner.state.clock.time == 1.0
+    assert secret.tobytes() not in path.read_bytes()
+
+
 def test_a_decision_that_is_made_while_its_unit_is_erased_is_that_of_a_new_unit(tmp_path, monkeypatch):
     erasing, other = (bernoulli_bandit(journal=tmp_path / "j.db") for _ in range(2))
     first = erasing.select(unit="u", request_id="r")
