@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
+from ppl_bandit.inputs.checks import check_contexts, check_engine
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import Arms, as_seconds, check_count, check_text
@@ -60,6 +60,7 @@ from ppl_bandit.program.outcomes import (
     outcome_information,
     uninformative_arms_note,
 )
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.design import Design, design_from_settings
 from ppl_bandit.types import Engine, Selector, check_flag
 
@@ -144,7 +145,7 @@ class Bandit(ReadableBandit):
         self._design = design_from_settings(design) if isinstance(design, Mapping) else design
         if self._design is not None:
             selector, burn_in = settings_of_design(self._design, selector, burn_in, len(names))
-        self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
+        self._selector = _DEFAULT_SELECTOR if selector is None else as_selector(selector)
         self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
