@@ -490,14 +490,14 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
             row = Interaction(np.array([mine.arm]), {"reward": np.array([0.7])}, {"x": mine.context["x"][None]})
             own.projection = own.projection._replace(learner=own.projection.learner._replace(examples=row))
             projection, counted = own.projection, np.ones((1, 1), bool)
-            assert has_example(projection, [projection.history.positions()[0]])
+            assert has_example(projection, [projection.history.rows().positions[0]])
             assert not has_example(projection, [projection.position + 1])  # it was removed before
             row = row._replace(context={"context": row.context, "counted": counted})
             in_part = projection._replace(
                 task=projection.task._replace(is_partial=True), learner=projection.learner._replace(examples=row)
             )
-            assert has_example(in_part, projection.history.positions()[:1])
-            assert not has_example(in_part, projection.history.positions()[1:])
+            assert has_example(in_part, projection.history.rows().positions[:1])
+            assert not has_example(in_part, projection.history.rows().positions[1:])
             assert not has_example(projection._replace(history=own.initial.history), [1])
     assert bandits[0].erase(SECRETS[0].decode()) == 1
     for bandit in reversed(bandits):
