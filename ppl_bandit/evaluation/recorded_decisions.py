@@ -1,6 +1,6 @@
 """The decisions of an experiment, from its event store, in the order in which they were made."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,38 +12,39 @@ from ppl_bandit.journal.events import DECIDED, REWARDED_STATUS, DecisionRecord
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.program.model.reward_model import RewardModel
 
 
 def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
-    """Return the rewarded decisions of an open experiment; see `_from_events`.
+    """Return the rewarded decisions of an open experiment; see `_from_store`.
 
     Raises:
         JournalError: if its journal was edited.
     """
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    recorded = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
-    found = _from_events(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
-    return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
+    recorded = experiment.store, experiment.name, task.model.context is not None
+    return _from_store(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
 
 
 def decisions_from_journal(journal: Journal, name: str, model: RewardModel | None) -> LoggedDecisions:
-    """Return the rewarded decisions of an experiment in a journal; see `_from_events`.
+    """Return the rewarded decisions of an experiment in a journal; see `_from_store`.
 
     Raises:
         JournalError: if there is no such experiment, or the journal was edited.
     """
     header = read_header(journal.store, name)
     journal.store.check(name)
-    recorded = journal.store.decisions(name), journal.store.imported(name)
+    recorded = journal.store, name, bool(header.context_columns)
     outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
-    return _from_events(*recorded, header.names, outcomes, model, late)
+    return _from_store(*recorded, header.names, outcomes, model, late)
 
 
-def _from_events(
-    records: Iterable[DecisionRecord],
-    imported: Iterable[DecisionRecord],
+def _from_store(
+    store: SqlStore,
+    name: str,
+    is_contextual: bool,
     names: Sequence[Any],
     outcomes: Sequence[str],
     model: RewardModel | None,
@@ -58,8 +59,7 @@ def _from_events(
     has propensity 0 before.
 
     Args:
-        records: every decision and what became of it.
-        imported: plays that another system decided.
+        is_contextual: whether decisions had a context.
         names: the arms now.
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
@@ -67,10 +67,10 @@ def _from_events(
     has_context = model is not None and model.context is not None
     plays, others = list[DecisionRecord](), list[DecisionRecord]()
     num_unrewarded = num_unknown = num_shown = num_erased = num_late = 0
-    for record in imported:
+    for record in store.imported(name):
         num_unknown += record.propensity is None
         others += [] if record.propensity is None else [record]
-    for record in records:
+    for record in store.decisions(name):
         num_late += record.is_late
         if record.status != REWARDED_STATUS:
             num_unrewarded += 1
@@ -116,6 +116,7 @@ def _from_events(
         num_shown=num_shown,
         num_erased=num_erased,
         num_late=num_late,
+        is_contextual=is_contextual or (None if others else False),  # another system may have used contexts of its own
     )
 
 
