@@ -19,9 +19,7 @@ _CHANCE_OF_BLOCK = 1e-9  # that a log has any two equal blocks as long, with the
 _MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
 _FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
 _LARGEST_DEVIATION = 4.0  # standard errors
-_FEWEST_ERRORS = (
-    3.0  # standard errors of 0 by which rewards depend on propensities, before contexts are taken to have decided
-)
+_FEWEST_ERRORS = 3.0  # standard errors by which rewards depend on propensities if contexts decided; more for many arms
 _FEWEST_EXPECTED = 10.0  # plays of the rarer arm, for the normal law of a deviation
 _RARER_PROBS = np.array([0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.5])  # groups of rows whose deviations are added up
 _TOLERANCE = 1e-6
@@ -287,13 +285,15 @@ def follows_contexts(log: LoggedDecisions) -> bool:
     """
     if log.contexts is not None or log.is_contextual is not None:
         return log.contexts is not None or bool(log.is_contextual)
-    for arm in np.unique(log.arm):
-        own = log.arm == arm
-        inverse, reward = 1.0 / log.propensity[own], log.reward[own]
-        products = (reward - reward.mean()) * (inverse - inverse.mean())
-        if abs(products.sum()) > _FEWEST_ERRORS * math.sqrt(float(np.sum(products**2))):
-            return True
-    return False
+    num = np.bincount(log.arm)
+
+    def from_mean(values: np.ndarray) -> np.ndarray:
+        mean = (np.bincount(log.arm, values) / np.maximum(num, 1))[log.arm]
+        return np.where(np.isclose(values, mean, rtol=1e-9, atol=0.0), 0.0, values - mean)
+
+    products = from_mean(log.reward) * from_mean(1.0 / log.propensity)
+    squares = (_FEWEST_ERRORS**2 + 2.0 * math.log(num.size)) * np.bincount(log.arm, products**2)
+    return bool((np.bincount(log.arm, products) ** 2 > squares).any())
 
 
 def decisions_from_frame(
