@@ -126,10 +126,8 @@ def draw_costs(result: Comparison) -> Any:
         axis.plot([cold], [value], style.marker, color="white", markeredgecolor=style.colour, markersize=9)
     bottom = min(heights) / 1.5
     axis.axhspan(bottom, ceiling, facecolor="0.95", edgecolor="0.8", hatch="///", linewidth=0, zorder=0)
-    note, box = (
-        "hatched: distance between two samples of the reference",
-        {"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-    )
+    note = "hatched: distance between two samples of the reference"
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     axis.text(0.99, 0.02, note, ha="right", va="bottom", fontsize=8.5, transform=axis.transAxes, bbox=box)
     axis.set(xscale="log", yscale="log", xlabel="seconds from rows to draws: filled once compiled, open the first time")
     axis.set_ylabel("largest Wasserstein-1 distance\nof a latent, in posterior sds")
