@@ -11,11 +11,11 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from shared_models import FLOORED, bernoulli_bandit
+from shared_models import FLOORED, bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
+from ppl_bandit.journal.events import DECIDED, FORGOTTEN, REWARDED, new_event
 from ppl_bandit.live.alarm_processes import (
     concentration_process,
     drift_process,
@@ -28,6 +28,7 @@ from ppl_bandit.live.alarm_processes import (
     sample_ratio_steps,
 )
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
+from ppl_bandit.types import Capabilities
 
 
 def ratio(arms, probs):
@@ -245,6 +246,17 @@ def test_overdue_rewards_are_missing_unless_they_have_a_default(default, monkeyp
     assert bandit.alarms(overdue_after=1e6).empty == (default == 0)
 
 
+def test_a_reward_that_is_erased_while_it_waits_for_earlier_ones_is_not_judged():
+    watch = AlarmWatch(AlarmSettings(("reward",), 1000, False, False, is_ordered=True))
+    probs = {"propensities": [0.5, 0.5], "best_arm_probs": [0.5, 0.5]}
+    made = [new_event(DECIDED, probs, decision=id, arm=0) for id in "ab"]
+    late, early = (new_event(REWARDED, {"reward": {"reward": 1.0}}, decision=id, arm=0, settles=True) for id in "ab")
+    events = [*made, early, new_event(FORGOTTEN, {"rows": [3]}), late]
+    events = [event._replace(position=number) for number, event in enumerate(events, 1)]
+    watch.read(SimpleNamespace(read=lambda *_, **settings: events[watch._position :]), "default", 0.0)
+    assert watch._num_settled == 1 and not watch._open
+
+
 def test_added_arms_begin_with_the_capital_of_the_others():
     start = sample_ratio_start(2)
     start[0] -= 1.0
@@ -305,6 +317,27 @@ def test_drift_with_a_context_does_not_depend_on_when_alarms_are_read(line_bandi
     once, _ = drift_read_at(projection, events, [])
     for calls in ([55], range(20, 300, 40)):
         np.testing.assert_allclose(drift_read_at(projection, events, calls)[0], once, rtol=1e-9)
+
+
+def test_alarms_compile_no_update_of_an_engine_that_stores_rows():
+    """The predictive learns rows one after another, as a bandit does; an update of each number of rows takes seconds."""
+    engine, sizes = prior_engine(RewardModel(line, 2, jnp.asarray(1.0))), []
+
+    def update(key, state, rows):
+        sizes.append(rows.arm.shape[0])  # when it is compiled
+        return engine.update(key, state, rows)
+
+    stores = engine._replace(
+        update=update,
+        explanation=engine.explanation._replace(engine="reweight"),
+        capabilities=Capabilities(reserve=lambda state, num_rows: state),
+    )
+    projection = Bandit(line, 2, context=1.0, engine=lambda _: stores, num_samples=20)._experiment.projection
+    watch = AlarmWatch(AlarmSettings(("reward",), 20, True, False))
+    events = world_of_lines(0, 60)
+    watch.read(SimpleNamespace(read=lambda *_, **settings: events[watch._position :]), "default", 0.0, projection)
+    assert watch._predictive._own.history.num_rows > 20
+    assert set(sizes) == {1}
 
 
 @pytest.mark.parametrize("num_runs", [pytest.param(200, marks=pytest.mark.slow)])
