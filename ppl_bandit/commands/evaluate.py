@@ -220,8 +220,8 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
         (str(name), *(f"{value:.4g}" if value == value else "-" for value in row))
         for name, row in zip(table.index, table.to_numpy(), strict=True)
     ]
-    sequence = html_paragraphs([f"Confidence sequence: {found.sequence_kind}."])
-    parts = [html_rows(("estimator", *table.columns), cells), sequence, preformatted("\n".join(notes))]
+    about = html_paragraphs([f"Confidence sequence: {found.sequence_kind}."])
+    parts = [html_rows(("estimator", *table.columns), cells), about, preformatted("\n".join(notes))]
     _write(arguments, safe_frame(table), "estimator", found.plot(), verdict, parts, show)
     found.sequence.to_csv(out / "sequence.csv")
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
