@@ -29,6 +29,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 
 _MOST_NAMED = 6  # arms in a sentence
 _MOST_DRAWN = 40  # arms in a figure, and in a printed table
+_NOT_IN_JSON = ("sequence_kind", "estimates", "cautions", "is_normal")  # of an `Evaluation`; said in other entries
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
@@ -233,20 +234,9 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
     found.sequence.to_csv(out / "sequence.csv")
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
     last = found.sequence.iloc[-1]
-    return {
-        "verdict": verdict,
-        "label": found.label,
-        "estimate": found.estimate,
-        "standard_error": found.standard_error,
-        "interval": found.interval,
-        "is_refused": found.is_refused,
-        "sequence": {"lower": float(last["lower"]), "upper": float(last["upper"]), "kind": found.sequence_kind},
-        "posterior": found.posterior,
-        "level": found.level,
-        "table": table.to_dict("index"),
-        "diagnostics": found.diagnostics,
-        "out": str(out),
-    }
+    sequence = {"lower": float(last["lower"]), "upper": float(last["upper"]), "kind": found.sequence_kind}
+    more = {"sequence": sequence, "table": table.to_dict("index"), "out": str(out)}
+    return {name: value for name, value in found._asdict().items() if name not in _NOT_IN_JSON} | more
 
 
 def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dict[str, Any]:

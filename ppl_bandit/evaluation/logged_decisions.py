@@ -19,6 +19,9 @@ _CHANCE_OF_BLOCK = 1e-9  # that a log has any two equal blocks as long, with the
 _MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
 _FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
 _LARGEST_DEVIATION = 4.0  # standard errors
+_FEWEST_ERRORS = (
+    3.0  # standard errors of 0 by which rewards depend on propensities, before contexts are taken to have decided
+)
 _FEWEST_EXPECTED = 10.0  # plays of the rarer arm, for the normal law of a deviation
 _RARER_PROBS = np.array([0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.5])  # groups of rows whose deviations are added up
 _TOLERANCE = 1e-6
@@ -255,6 +258,7 @@ class LoggedDecisions(NamedTuple):
         num_late: rewards that came after their decisions had expired; they count as corrections.
         num_shown: those without a propensity that are of an arm which another system showed in place of the decision's.
         num_erased: decisions that are left out because their contexts were erased.
+        is_contextual: whether contexts decided, also ones that are not known here; None if that is not known.
     """
 
     names: tuple[Any, ...]
@@ -272,6 +276,24 @@ class LoggedDecisions(NamedTuple):
     num_late: int = 0
     num_shown: int = 0
     num_erased: int = 0
+    is_contextual: bool | None = None
+
+
+def follows_contexts(log: LoggedDecisions) -> bool:
+    """Return whether contexts decided: as far as it is known, else whether rewards of an arm depend on its probability.
+
+    They do where both depend on a context. If no context decides, they do not, also under adaptive collection. A false alarm
+    costs width alone.
+    """
+    if log.contexts is not None or log.is_contextual is not None:
+        return log.contexts is not None or bool(log.is_contextual)
+    for arm in np.unique(log.arm):
+        own = log.arm == arm
+        inverse, reward = 1.0 / log.propensity[own], log.reward[own]
+        products = (reward - reward.mean()) * (inverse - inverse.mean())
+        if abs(products.sum()) > _FEWEST_ERRORS * math.sqrt(float(np.sum(products**2))):
+            return True
+    return False
 
 
 def decisions_from_frame(

@@ -251,7 +251,16 @@ class Bandit(ReadableBandit):
             arms, is_slate = projection.task.arms, size is not None
             mask = arms.all_allowed if allowed is None else arms.mask(allowed)
             if unit is not None or request_id is not None:
-                return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
+                leaves = jax.tree.map(lambda leaf: leaf[None], context)
+                asked = [plain(allowed), plain(size)]
+                asks = asks_of([unit], [request_id], 1, leaves, asked, ("unit", "request_id"))
+                if is_slate and unit is not None:
+                    raise ValueError(
+                        "unit was given with size: a unit has one decision; give request_id to repeat a slate"
+                    )
+                num = check_count(size, "size") if is_slate else None  # the arms of an earlier slate may be retired
+                (found,) = self._decide_asked(projection, mask, context, asks, num_places=num)
+                return Slate(tuple(found)) if is_slate else found[0]
             if self._design is not None:
                 refuse_stopped(projection, self._design, 1)
             num = check_size(projection, mask, size) if is_slate else None
@@ -259,26 +268,6 @@ class Bandit(ReadableBandit):
         task, learner = projection.task, projection.learner
         made = [decision_from_event(event, context, task, learner) for event in events]
         return Slate(tuple(made)) if is_slate else made[0]
-
-    def _select_asked(
-        self,
-        projection: Projection,
-        context: Any,
-        mask: np.ndarray,
-        allowed: Any,
-        size: int | None,
-        unit: str | None,
-        request_id: str | None,
-    ) -> Decision | Slate:
-        """Return the decision of a unit or a request, made now or before."""
-        leaves = jax.tree.map(lambda leaf: leaf[None], context)
-        asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
-        if size is None:
-            return self._decide_asked(projection, mask, context, asks)[0][0]
-        if unit is not None:
-            raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        num_places = check_count(size, "size")  # of a slate that was made before, its arms may be retired
-        return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
         self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], **shape: Any
@@ -502,31 +491,25 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the program does not take the keyword `num_arms`.
         """
-        projection = self._catch_up()
-        added, names, retired = arms_with(projection, self._program, name)
-        self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
+        self._catch_up()
+        projection = self._experiment.change_arms(lambda latest: arms_with(latest, self._program, name))
         self._checkpoint(1)  # to open is not to refit again
-        return added
+        return projection.task.arms.names[-1] if name is None else name
 
     def retire_arm(self, arm: Any) -> None:
         """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
-        projection = self._catch_up()
-        retired = retired_with(projection, arm)
-        self._experiment.change_arms(list(projection.task.arms.names), retired, is_paused=projection.is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"retired": retired_with(latest, arm)})
 
     def pause(self) -> None:
         """Refuse new decisions, in every process, until `resume`; rewards are still learnt, and repeated requests answered."""
-        self._pause(True)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": True})
 
     def resume(self) -> None:
         """Make decisions again."""
-        self._pause(False)
-
-    def _pause(self, is_paused: bool) -> None:
-        projection = self._catch_up()
-        if projection.is_paused != is_paused:
-            names = list(projection.task.arms.names)
-            self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": False})
 
     def verify(self, head: str | None = None) -> Verification:
         """Check that no event was edited or removed, and that the stored posteriors follow from the events.

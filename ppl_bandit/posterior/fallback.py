@@ -99,9 +99,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         above = above._replace(examples=refused)
     replayed, warnings = History(task.model.outcomes), list[str]()
     if len(history):
-        past = Rows(*history.rows())
+        past = history.rows()
         above, _, warnings = learn(task, above, replayed, past)
-        replayed = replayed.extended((*past[:3], history.positions()))
+        replayed = replayed.extended(past)
     above, info, more = learn(task, above, replayed, rows)
     moved = (
         f"from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
@@ -206,7 +206,7 @@ def _refused(rows: Rows, info: Any) -> Interaction | None:
     failed = _not_certified(rows, info)[:_MAX_EXAMPLES]
     if not failed.size:
         return None
-    arms, rewards, contexts, _ = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows[:3])
     return Interaction(arms, rewards, contexts)
 
 

@@ -37,6 +37,7 @@ from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:
+    import pandas
     from jax.sharding import Mesh
 
 _NEVER = 2.0  # a threshold that no probability reaches
@@ -249,9 +250,6 @@ def _scaled(design: Design, factor: float) -> Design:
     most = None if design.max_rows is None else rows(design.max_rows)
     return replace(design, looks=looks, burn_in=int(design.burn_in * factor), max_rows=most, calibration=None)
 
-
-if TYPE_CHECKING:
-    import pandas
 
 _MOST_ROUNDS = 15
 _NUM_BISECTIONS = 60

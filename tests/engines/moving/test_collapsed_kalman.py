@@ -61,8 +61,8 @@ def test_an_unknown_drift_agrees_with_quadrature_beyond_the_window():
     def step(state, row):
         number, arm, reward = row
         state, info = engine.update(jr.key(number), state, Interaction(arm[None], reward[None]))
-        weights = jax.nn.softmax(state.log_weights, axis=1) / 2
-        positions, laws, _ = state.particles
+        weights = jax.nn.softmax(state.particles.log_weights, axis=1) / 2
+        positions, laws, _ = state.particles.positions
         both = jnp.concatenate([positions, laws.mean[..., 0]], axis=-1)
         within = jnp.concatenate([jnp.zeros_like(positions), 1.0 / laws.precision[..., 0, 0]], axis=-1)
         mean = jnp.einsum("fh,fhd->d", weights, both)

@@ -58,21 +58,24 @@ def test_what_an_update_reports_is_that_of_the_state_it_returns():
         return update(jr.key(1), state, Interaction(jnp.zeros(3, int), rewards, mask=jnp.asarray(mask)))
 
     state, learnt = after(state, True, True, False)
-    assert learnt.may_recover and learnt.num_refreshes == state.num_refreshes > 0 and learnt.log_evidence != 0.0
+    assert (
+        learnt.may_recover and learnt.num_refreshes == state.particles.num_refreshes > 0 and learnt.log_evidence != 0.0
+    )
     # Rows that are all masked change nothing, and fail nothing.
     for before in (start, state):
         same, info = after(before, False, False, False)
         assert jax.tree.all(jax.tree.map(lambda new, old: bool(jnp.all(new == old)), same, before))
-        assert info.num_refreshes == before.num_refreshes and info.log_evidence == before.log_evidence
-        assert info.log_evidence_error == before.log_evidence_error and info.is_trusted and info.failed_checks() == []
+        assert info.num_refreshes == before.particles.num_refreshes
+        assert (info.log_evidence, info.log_evidence_error) == before.evidence()
+        assert info.is_trusted and info.failed_checks() == []
         assert NUM <= info.ess < 2 * NUM + 0.01
     # A batch with a row that is not certified is not learnt: the report has no evidence of it.
     rewards = jnp.array([0.5, 3.5, 0.1])
     same, info = after(state, True, True, True)
     assert not info.may_recover and info.failed_checks()[0].startswith("the residual of a row, a step or the prior")
     assert jax.tree.all(jax.tree.map(lambda new, old: bool(jnp.all(new == old)), same, state))
-    assert info.num_refreshes == state.num_refreshes and info.log_evidence == state.log_evidence
-    assert info.log_evidence_error == state.log_evidence_error
+    assert info.num_refreshes == state.particles.num_refreshes
+    assert (info.log_evidence, info.log_evidence_error) == state.evidence()
 
 
 NOISE = np.random.default_rng(1).normal(size=(2, 30)) * np.array([[1.0], [0.5]])
@@ -98,8 +101,8 @@ def test_rewards_of_any_size_keep_their_digits(factory, offset):
         def step(state, row, engine=engine, own=own):
             number, reward = row
             state, info = engine.update(jr.key(number), state, Interaction(jnp.zeros(1, int), reward[None]))
-            law = state.posterior if is_exact else state.particles.laws
-            return state, (law.mean - own, state.log_evidence, info.is_trusted, info.may_recover)
+            law = state.law if is_exact else state.particles.positions.laws
+            return state, (law.mean - own, state.evidence()[0], info.is_trusted, info.may_recover)
 
         with jax.enable_x64(True):
             rows = jnp.arange(REWARDS.size), jnp.asarray(REWARDS + own)

@@ -70,12 +70,12 @@ def test_it_equals_a_filter_in_numpy_over_a_thousand_steps_and_a_decision_predic
 
     def step(state, row):
         state, info = engine.update(jr.key(0), state, jax.tree.map(lambda leaf: leaf[None], row))
-        sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(state.posterior.precision[0])))
-        return state, (state.posterior.mean[0], sd, info.is_trusted)
+        sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(state.law.precision[0])))
+        return state, (state.law.mean[0], sd, info.is_trusted)
 
     def run(rows, later):
         state, found = jax.lax.scan(step, engine.init(jr.key(0)), rows)
-        return found, engine.capabilities.advance(jr.key(0), state, later).posterior.mean[0], state
+        return found, engine.capabilities.advance(jr.key(0), state, later).law.mean[0], state
 
     with jax.enable_x64(True):
         rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts, is_counted))
@@ -83,7 +83,7 @@ def test_it_equals_a_filter_in_numpy_over_a_thousand_steps_and_a_decision_predic
         (means, sds, is_trusted), ahead, state = jax.device_get(jax.jit(run)(rows, later))
     kept = jax.tree.map(lambda leaf: leaf[is_counted], (arms, rewards, contexts))
     expected_means, expected_sds, log_evidence = numpy_filter(*kept)
-    assert is_trusted.all() and state.posterior.num_rows == is_counted.sum()
+    assert is_trusted.all() and state.law.num_rows == is_counted.sum()
     # A thousand terms of a few nats each, in float64.
     assert engine.capabilities.log_evidence(state) == (pytest.approx(log_evidence, abs=1e-6), 0.0)
     np.testing.assert_allclose(means[is_counted], expected_means, atol=1e-9)
@@ -146,7 +146,7 @@ def test_a_row_after_a_step_that_bends_is_refused_in_the_words_of_a_step():
     with jax.enable_x64(True):
         rows = Interaction(jnp.zeros(2, int), jnp.ones(2), {"time": jnp.array([0.0, 10.0])})
         state, info = jax.device_get(jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows))
-        assert info.is_certified.all() and not info.is_trusted and state.posterior.num_rows == 0
+        assert info.is_certified.all() and not info.is_trusted and state.law.num_rows == 0
     (failure,) = info.failed_checks()
     assert failure.startswith("the residual of a row, a step or the prior, relative to its tolerance, is")
 

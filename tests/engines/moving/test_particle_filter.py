@@ -37,13 +37,13 @@ def filter_of_counts():
             number, reward = row
             rows = Interaction(jnp.zeros(1, int), reward[None])
             state, info = engine.update(jr.fold_in(key, number), state, rows)
-            weights = jax.nn.softmax(state.log_weights, axis=1) / 2
-            mean = jnp.sum(weights * state.particles["level"])
-            sd = jnp.sqrt(jnp.sum(weights * (state.particles["level"] - mean) ** 2))
+            weights = jax.nn.softmax(state.particles.log_weights, axis=1) / 2
+            mean = jnp.sum(weights * state.particles.positions["level"])
+            sd = jnp.sqrt(jnp.sum(weights * (state.particles.positions["level"] - mean) ** 2))
             return state, (mean, sd, info)
 
         state, found = jax.lax.scan(step, engine.init(key), (jnp.arange(rewards.size), rewards))
-        return (*found, state.log_evidence, state.log_evidence_error)
+        return (*found, *state.evidence())
 
     return run
 
