@@ -54,12 +54,29 @@ def bernoulli(probs):
     return reward(dist.Bernoulli(probs))
 
 
+def poisson(rate):
+    return reward(dist.Poisson(rate))
+
+
 def logistic(logits):
     return reward(dist.Bernoulli(logits=logits))
 
 
 def normal(location, scale=1.0):
     return reward(dist.Normal(location, scale))
+
+
+def with_term(sample, term, law):
+    """Return a program of two latents, a term of both in its prior, or an observation, and a law of the reward."""
+
+    def program(arm):
+        both = sample()
+        added = term(*both)
+        if added is not None:
+            numpyro.factor("term", added)
+        law(both[arm])
+
+    return program
 
 
 def of_one_latent(name, prior, law):

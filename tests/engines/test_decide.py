@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import per_arm
 from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
@@ -32,15 +33,13 @@ def alike(arm, context):
 def one_noise(arm):
     """All arms share one unknown variance, so that they are dependent."""
     variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
-    with numpyro.plate("arms", 3):
-        mean = numpyro.sample("mean", dist.Normal(0.0, jnp.sqrt(variance)))
+    mean = per_arm("mean", dist.Normal(0.0, jnp.sqrt(variance)), 3)
     numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance)))
 
 
 def priced(arm):
     """Arm 0 is given away: what it earns is sure, and the others' laws differ by a factor."""
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    rate = per_arm("rate", dist.Beta(1.0, 1.0), 3)
     numpyro.deterministic("expected_reward", jnp.array([0.0, 5.0, 3.0])[arm] * rate[arm])
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
@@ -131,14 +130,7 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
     assert np.all(np.abs(shares - exact) < 4.5 * np.sqrt(exact * (1 - exact) / NUM_RUNS))
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        selectors.information_directed(),
-        selectors.optimistic_gittins(100),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("rule", [selectors.information_directed(), selectors.optimistic_gittins(100)], ids=str)
 @pytest.mark.slow
 def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
     """Such as one that offers a mixture's P(best) but not its tails: the selector reads the table then."""

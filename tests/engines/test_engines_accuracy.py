@@ -269,8 +269,7 @@ RARE_MAKERS = {
 
 
 @pytest.mark.parametrize(
-    "engine_name",
-    ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reweight", "nuts", "svi"))],
+    "engine_name", ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reweight", "nuts", "svi"))]
 )
 def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
     # 2 successes in 200. The posterior sd is 0.7, so the Monte Carlo error of the median is 1.25 x 0.7 / sqrt(2,000) = 0.02,

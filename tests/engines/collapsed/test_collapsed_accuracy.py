@@ -492,13 +492,7 @@ CASES = {
     "ridge scales": Case(ridge, 2, ("scale",), ridge_rows, ridge_reference, POINT),
     "seasonality": Case(seasonal, 3, ("amplitude",), seasonal_rows, seasonal_reference, np.array(0.3)),
     "hurdle": Case(
-        hurdle,
-        5,
-        ("mean", "concentration", "spread"),
-        hurdle_rows,
-        hurdle_reference,
-        None,
-        ("sale", "log_amount"),
+        hurdle, 5, ("mean", "concentration", "spread"), hurdle_rows, hurdle_reference, None, ("sale", "log_amount")
     ),
     "hierarchy of forty arms": Case(
         functools.partial(centred, num_arms=40),

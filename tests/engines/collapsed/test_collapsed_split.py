@@ -9,17 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from programs import (
-    assert_not_learnt,
-    latents,
-    learnt,
-    logistic,
-    normal,
-    per_arm,
-    reward,
-    rows_of,
-    slow_but,
-)
+from programs import assert_not_learnt, latents, learnt, logistic, normal, per_arm, reward, rows_of, slow_but
 
 from ppl_bandit import engines
 from ppl_bandit.engines.inner.layout import Layout

@@ -18,7 +18,20 @@ import pytest
 from numpyro import handlers
 from numpyro.distributions.transforms import AffineTransform, PowerTransform
 from numpyro.infer.reparam import LocScaleReparam
-from programs import bernoulli, gammas, latents, logistic, normal, of_one_latent, per_arm, rates, reals, reward
+from programs import (
+    bernoulli,
+    gammas,
+    latents,
+    logistic,
+    normal,
+    of_one_latent,
+    per_arm,
+    poisson,
+    rates,
+    reals,
+    reward,
+    with_term,
+)
 
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
@@ -197,13 +210,13 @@ POISSON = {"rate": gamma(2.0 + by_arm(COUNTS), 1.5 + by_arm(EXPOSURE), 1.0)}
 @exact(COUNTS, POISSON, {"exposure": EXPOSURE}, is_slow=False)
 def poisson_with_exposure(arm, context):
     rate = per_arm("rate", dist.Gamma(2.0, 1.5), A)
-    reward(dist.Poisson(context["exposure"] * rate[arm]))
+    poisson(context["exposure"] * rate[arm])
 
 
 @exact(COUNTS, {"rate": gamma(1.0 + COUNTS.sum(), 0.5 + (1.0 + ARM).sum(), 1.0)})
 def poisson_under_an_exponential_prior_shared_by_arms(arm):
     rate = numpyro.sample("rate", dist.Exponential(0.5))
-    reward(dist.Poisson(rate * jnp.array([1.0, 2.0, 3.0])[arm]))
+    poisson(rate * jnp.array([1.0, 2.0, 3.0])[arm])
 
 
 @exact(AMOUNTS, {"tail": gamma(2.0 + by_arm(1.0), 1.0 + by_arm(np.log(AMOUNTS / 0.25)), 1.0)})
@@ -571,7 +584,7 @@ def a_pilot_study_inside_the_program_counts_once(arm):
     rate = latents("rate", dist.Gamma(2.0, 1.5), A)
     with numpyro.plate("pilot rows", 2):
         numpyro.sample("pilot", dist.Poisson(rate[0]), obs=jnp.array([4, 6]))
-    reward(dist.Poisson(rate[arm]))
+    poisson(rate[arm])
 
 
 @exact(CLICKS, {"rate": beta(0.5 * CLICKED, 0.5 * NOT_CLICKED)})
@@ -585,7 +598,7 @@ def discounted_outcomes(arm):
 def outcomes_masked_by_context(arm, context):
     rate = latents("rate", dist.Gamma(2.0, 1.5), A)
     with handlers.mask(mask=context > 1.0):
-        reward(dist.Poisson(rate[arm]))
+        poisson(rate[arm])
 
 
 class Zipf(dist.Distribution):
@@ -619,8 +632,7 @@ def one_latent(name: str, rewards: np.ndarray, posterior: dict[str, Any]) -> Cal
 
 
 one_latent("bernoulli by logits", CLICKS, FLAT)(
-    dist.Beta(1.0, 1.0).expand([A]).to_event(1),
-    lambda z, arm: dist.Bernoulli(logits=(jnp.log(z) - jnp.log1p(-z))[arm]),
+    dist.Beta(1.0, 1.0).expand([A]).to_event(1), lambda z, arm: dist.Bernoulli(logits=(jnp.log(z) - jnp.log1p(-z))[arm])
 )
 one_latent("bernoulli by one-hot product", CLICKS, beta(CLICKED, NOT_CLICKED, (1.0, 2.0)))(
     dist.Beta(jnp.ones(A), 2.0), lambda z, arm: dist.Bernoulli(jax.nn.one_hot(arm, A) @ z)
@@ -684,9 +696,7 @@ one_latent("a distribution of the user's own", COUNTS, beta(by_arm(1.0), by_arm(
     dist.Beta(2.0, 1.0).expand([A]), lambda z, arm: Zipf(z[arm])
 )
 one_latent(
-    "half-normal outcome with a latent scale",
-    AMOUNTS,
-    gamma(2.0 + by_arm(0.5), 1.0 + by_arm(AMOUNTS**2) / 2, 1.0),
+    "half-normal outcome with a latent scale", AMOUNTS, gamma(2.0 + by_arm(0.5), 1.0 + by_arm(AMOUNTS**2) / 2, 1.0)
 )(dist.Gamma(2.0, 1.0).expand([A]), lambda z, arm: dist.HalfNormal(jax.lax.rsqrt(z[arm])))
 # Draws above a bound
 one_latent("exponential waiting time beyond a bound", AMOUNTS, gamma(2.0 + by_arm(1.0), 1.5 + by_arm(AMOUNTS), 1.0))(
@@ -720,7 +730,7 @@ def of_waiting_times(unit: float, arm: Any) -> None:
 
 
 def of_counts_with_exposure(unit: float, arm: Any) -> None:
-    reward(dist.Poisson(5.0 * unit * per_arm("rate", dist.Gamma(2.0, unit))[arm]))
+    poisson(5.0 * unit * per_arm("rate", dist.Gamma(2.0, unit))[arm])
 
 
 for of_unit in (of_unknown_variance, of_unknown_precision, of_waiting_times, of_counts_with_exposure):
@@ -876,18 +886,10 @@ def merged_categories(arm):
 def likelihood_weighted_by_a_latent(arm):
     weight, rate = numpyro.sample("weight", dist.Gamma(2.0, 1.0)), gammas()[arm]
     with handlers.scale(scale=weight):
-        reward(dist.Poisson(rate))
+        poisson(rate)
 
 
 # Priors of another family
-
-
-@near_miss("not affine|prove", is_slow=True)
-def mixture_prior(arm):
-    weights = dist.Categorical(jnp.array([0.999999, 0.000001]))
-    prior = dist.MixtureSameFamily(weights, dist.Normal(jnp.array([0.0, 50.0]), 1.0))
-    mean = numpyro.sample("mean", prior)
-    normal(mean + 0.0 * arm)
 
 
 @near_miss("handlers.mask", error=InvalidProgram)
@@ -895,13 +897,6 @@ def masked_prior(arm):
     with handlers.mask(mask=False):
         mean = reals()
     normal(mean[arm])
-
-
-@near_miss("comparison|where|observed", is_slow=True)
-def factor_that_switches(arm):
-    rate = rates()
-    numpyro.factor("belief", jnp.where(rate[0] > 0.999, -3.0, 0.0))
-    bernoulli(rate[arm])
 
 
 @near_miss("observed value")
@@ -912,34 +907,6 @@ def observation_that_follows_a_latent(arm):
 
 
 # Conjugate one by one, not jointly
-
-
-@near_miss("prior precision|couples", is_slow=True)
-def mean_scaled_by_the_variance(arm):
-    variance = latents("variance", dist.InverseGamma(2.0, 1.0))
-    mean = numpyro.sample("mean", dist.Normal(0.0, variance))
-    normal(mean[arm], jnp.sqrt(variance[arm]))
-
-
-@near_miss("couples", is_slow=True)
-def variance_of_the_next_arm(arm):
-    variance = latents("variance", dist.InverseGamma(2.0, 1.0))
-    mean = numpyro.sample("mean", dist.Normal(0.0, jnp.sqrt(variance)))
-    normal(mean[arm], jnp.sqrt(variance[(arm + 1) % 2]))
-
-
-@near_miss("couples", is_slow=True)
-def variances_in_reverse_order(arm):
-    variance = latents("variance", dist.InverseGamma(2.0, 1.0))
-    mean = numpyro.sample("mean", dist.Normal(0.0, jnp.sqrt(variance)))
-    normal(mean[arm], jnp.sqrt(variance[::-1][arm]))
-
-
-@near_miss("prior|couples", is_slow=True)
-def hierarchy_of_gammas(arm):
-    hyper = numpyro.sample("hyper", dist.Gamma(2.0, 1.0))
-    rate = numpyro.sample("rate", dist.Gamma(2.0, hyper).expand([2]))
-    reward(dist.Poisson(rate[arm]))
 
 
 @near_miss("prior|couples")
@@ -956,35 +923,6 @@ def hierarchy_with_a_latent_spread(arm):
 def bump(x):
     """Return a hill of 20 nats about 2.5 that is below the last digit at a distance of 0.5."""
     return 20.0 / (1.0 + ((x - 2.5) / 0.05) ** 14)
-
-
-@near_miss("division")
-def a_bump_in_the_prior(arm):
-    mean = reals()
-    numpyro.factor("bump", bump(mean[0]))
-    normal(mean[arm])
-
-
-@near_miss("not proved to be a polynomial", is_slow=True)
-def a_polynomial_bump(arm):
-    mean = reals()
-    numpyro.factor("bump", 1e-12 * (1.0 - (mean[0] / 80.0) ** 2) ** 7)
-    normal(mean[arm])
-
-
-@near_miss("division")
-def a_bump_of_a_positive_latent(arm):
-    rate = gammas()
-    numpyro.factor("bump", 12.0 / (1.0 + ((rate[0] - 3.7) / 0.002) ** 12))
-    reward(dist.Poisson(rate[arm]))
-
-
-@near_miss("division", is_slow=True)
-def a_bump_of_a_positive_latent_by_squares(arm):
-    rate = gammas()
-    eighth = jnp.square(jnp.square(jnp.square((rate[0] - 3.7) / 0.0005)))
-    numpyro.factor("bump", 12.0 / (1.0 + eighth))
-    reward(dist.Poisson(rate[arm]))
 
 
 # Conjugate here, not there
@@ -1107,16 +1045,6 @@ def an_exponential_that_the_example_multiplies_by_zero(arm, context):
     normal(reals("a")[arm] * context[:, 0] + jnp.exp(reals("b")[arm]) * context[:, 1])
 
 
-@near_miss("sigmoid|not affine|prove", context=np.array(0), is_slow=True)
-def a_logistic_slope_at_an_integer_zero(arm, context):
-    logistic(reals("slope")[arm] * context)
-
-
-@near_miss("sigmoid|not affine|prove", context=np.array(False), is_slow=True)
-def a_logistic_shift_at_an_example_of_false(arm, context):
-    logistic(reals("shift")[arm] * context)
-
-
 @near_miss("an exponential", context=np.array(False), is_slow=True)
 def an_exponential_that_the_example_does_not_choose(arm, context):
     mean = reals("a")[arm]
@@ -1140,25 +1068,30 @@ def chain(arm: Any, share: Callable[[Any], Any], is_second_kept: bool = True) ->
     numpyro.sample("n2", dist.Binomial(left, share(p)))
 
 
-@near_miss("not affine", outcomes=("n1", "n2"), is_slow=True)
-def a_chain_that_forgets_what_is_gone(arm):
-    chain(arm, lambda p: p[:, 1])
-
-
-@near_miss("not affine", outcomes=("n1", "n2"), is_slow=True)
-def a_chain_that_counts_all_again(arm):
-    chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 0]), is_second_kept=False)
-
-
-@near_miss("not proved to be a sum of powers", outcomes=("n1", "n2"), is_slow=True)
-def a_chain_by_the_wrong_share(arm):
-    chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 2]) + p[:, 0] * p[:, 2])
-
-
 # Programs of one line: those of the default run, and the others
 
 
+def of_variance(scale: Callable, choose: Callable) -> Callable:
+    """Return means whose prior has a scale of the variance, and rewards with some entry of the variance."""
+
+    def program(arm: Any) -> None:
+        variance = latents("variance", dist.InverseGamma(2.0, 1.0))
+        mean = numpyro.sample("mean", dist.Normal(0.0, scale(variance)))
+        normal(mean[arm], jnp.sqrt(choose(variance, arm)))
+
+    return program
+
+
+RARE = dist.MixtureSameFamily(
+    dist.Categorical(jnp.array([0.999999, 0.000001])), dist.Normal(jnp.array([0.0, 50.0]), 1.0)
+)
 ONE_LINE = {
+    # Bumps between the points of a certificate
+    "a bump in the prior": ("division", with_term(reals, lambda mean, _: bump(mean), normal)),
+    "a bump of a positive latent": (
+        "division",
+        with_term(gammas, lambda rate, _: 12.0 / (1.0 + ((rate - 3.7) / 0.002) ** 12), poisson),
+    ),
     # Links that bend
     "a bump too narrow to meet": (
         "flattens",
@@ -1167,13 +1100,10 @@ ONE_LINE = {
     # Kinks, branches and roundings
     "gradient stopped": ("not affine", lambda arm: bernoulli(jax.lax.stop_gradient(rates())[arm])),
     # Priors of another family
-    "half normal prior on a rate": (
-        "not affine",
-        lambda arm: reward(dist.Poisson(latents("rate", dist.HalfNormal(1.0))[arm])),
-    ),
+    "half normal prior on a rate": ("not affine", lambda arm: poisson(latents("rate", dist.HalfNormal(1.0))[arm])),
     "log normal prior on a rate": (
         "not Gamma in any power",
-        lambda arm: reward(dist.Poisson(latents("rate", dist.LogNormal(0.0, 1.0))[arm])),
+        lambda arm: poisson(latents("rate", dist.LogNormal(0.0, 1.0))[arm]),
     ),
     # Conjugate one by one, not jointly
     "independent mean and variance": (
@@ -1186,31 +1116,48 @@ ONE_LINE = {
 }
 
 ONE_LINE_SLOW = {
+    # Bumps between the points of a certificate
+    "a polynomial bump": (
+        "not proved to be a polynomial",
+        with_term(reals, lambda mean, _: 1e-12 * (1.0 - (mean / 80.0) ** 2) ** 7, normal),
+    ),
+    "a bump of a positive latent by squares": (
+        "division",
+        with_term(gammas, lambda z, _: 12.0 / (1.0 + jnp.square(jnp.square(jnp.square((z - 3.7) / 0.0005)))), poisson),
+    ),
+    # Conjugate one by one, not jointly
+    "mean scaled by the variance": ("prior precision|couples", of_variance(lambda v: v, lambda v, arm: v[arm])),
+    "variance of the next arm": ("couples", of_variance(jnp.sqrt, lambda v, arm: v[(arm + 1) % 2])),
+    "variances in reverse order": ("couples", of_variance(jnp.sqrt, lambda v, arm: v[::-1][arm])),
+    "hierarchy of gammas": (
+        "prior|couples",
+        lambda arm: poisson(latents("rate", dist.Gamma(2.0, numpyro.sample("hyper", dist.Gamma(2.0, 1.0))))[arm]),
+    ),
+    # Likelihoods and priors of another family
+    "mixture prior": ("not affine|prove", lambda arm: normal(numpyro.sample("mean", RARE) + 0.0 * arm)),
+    "factor that switches": (
+        "comparison|where|observed",
+        with_term(rates, lambda rate, _: jnp.where(rate > 0.999, -3.0, 0.0), bernoulli),
+    ),
     # Links that bend
     "squared link": ("not affine", lambda arm: bernoulli(rates()[arm] ** 2)),
     "square root link": ("not affine", lambda arm: bernoulli(jnp.sqrt(rates())[arm])),
     "link with a power close to one": ("not affine", lambda arm: bernoulli(rates()[arm] ** 1.0001)),
     "a tiny perturbation": ("`sin`", lambda arm: normal((mean := reals()[arm]) * (1.0 + 1e-7 * jnp.sin(mean)))),
-    "logits that are gaussian": (
-        "real latents reach the logits",
-        lambda arm: reward(dist.Bernoulli(logits=reals()[arm])),
-    ),
+    "logits that are gaussian": ("real latents reach the logits", lambda arm: logistic(reals()[arm])),
     "multinomial logits": (
         "real latents reach the logits",
         lambda arm: reward(dist.Categorical(logits=logits_of_three()[arm])),
     ),
-    "softmax of gaussians": (
-        "largest",
-        lambda arm: reward(dist.Categorical(jax.nn.softmax(logits_of_three())[arm])),
-    ),
+    "softmax of gaussians": ("largest", lambda arm: reward(dist.Categorical(jax.nn.softmax(logits_of_three())[arm]))),
     "probit link": ("abs", lambda arm: bernoulli(jax.scipy.special.ndtr(reals())[arm])),
-    "exponential link": ("flattens|inside", lambda arm: reward(dist.Poisson(jnp.exp(reals()[arm])))),
+    "exponential link": ("flattens|inside", lambda arm: poisson(jnp.exp(reals()[arm]))),
     "odds that are gamma": ("division", lambda arm: bernoulli((odds := gammas()[arm]) / (1.0 + odds))),
     "noisy channel": ("not affine", lambda arm: bernoulli(0.9 * rates()[arm] + 0.05)),
     "product of gaussians": ("not affine|couples", lambda arm: normal(reals("first")[arm] * reals("second")[arm])),
     "a gate made of a high power": (
         "division",
-        lambda arm: reward(dist.Poisson((rate := gammas()[arm]) * (1.0 + 1.0 / (1.0 + (rate / 50.0) ** 100)))),
+        lambda arm: poisson((rate := gammas()[arm]) * (1.0 + 1.0 / (1.0 + (rate / 50.0) ** 100))),
     ),
     "saturation far out": (
         "flattens",
@@ -1218,8 +1165,8 @@ ONE_LINE_SLOW = {
     ),
     # Kinks, branches and roundings
     "rounded rate": ("rounding", lambda arm: bernoulli(0.05 + 0.9 * jnp.round(rates()[arm], 3))),
-    "floored rate": ("rounding", lambda arm: reward(dist.Poisson(1.0 + jnp.floor(gammas()[arm])))),
-    "rate cast to an integer": ("conversion.*int", lambda arm: reward(dist.Poisson(1.0 + gammas()[arm].astype(int)))),
+    "floored rate": ("rounding", lambda arm: poisson(1.0 + jnp.floor(gammas()[arm]))),
+    "rate cast to an integer": ("conversion.*int", lambda arm: poisson(1.0 + gammas()[arm].astype(int))),
     "rate cast to half precision": ("float16", lambda arm: bernoulli(rates()[arm].astype(jnp.float16))),
     "mean cast to single precision": ("float32", lambda arm: normal(reals()[arm].astype(jnp.float32))),
     # below, with its line and its remedy
@@ -1318,7 +1265,7 @@ ONE_LINE_SLOW = {
         lambda arm: normal(latents("mean", dist.TruncatedNormal(0.0, 1.0, low=-9.0))[arm]),
     ),
     "uniform prior on a mean": ("not affine", lambda arm: normal(latents("mean", dist.Uniform(-1.0, 1.0))[arm])),
-    "beta prior on a poisson rate": ("not affine", lambda arm: reward(dist.Poisson(rates()[arm]))),
+    "beta prior on a poisson rate": ("not affine", lambda arm: poisson(rates()[arm])),
     "kumaraswamy prior": ("minimum", lambda arm: bernoulli(latents("rate", dist.Kumaraswamy(2.0, 3.0))[arm])),
     "cauchy prior": ("logarithm", lambda arm: normal(latents("mean", dist.Cauchy(0.0, 1.0))[arm])),
     "student prior with many degrees of freedom": (
@@ -1347,10 +1294,7 @@ ONE_LINE_SLOW = {
         "logarithm",
         lambda arm: normal(below(dist.StudentT(3.0, 0.0, 1.0), 1e-5)[arm]),
     ),
-    "cauchy in large units": (
-        "logarithm",
-        lambda arm: normal(below(dist.Cauchy(0.0, 1e6), 1.0)[arm], 1e6),
-    ),
+    "cauchy in large units": ("logarithm", lambda arm: normal(below(dist.Cauchy(0.0, 1e6), 1.0)[arm], 1e6)),
     "a hierarchy tighter than float64": (
         "parent plus a small step",
         lambda arm: normal(below(dist.Normal(0.0, 1.0), 1e-8)[arm]),
@@ -1368,3 +1312,16 @@ ONE_LINE_SLOW = {
 for rows, is_slow in ((ONE_LINE, False), (ONE_LINE_SLOW, True)):
     for name, (reason, program) in rows.items():
         near_miss(reason, is_slow=is_slow)(program, name)
+
+# Linear predictors whose example context multiplies by zero
+BENT = near_miss("sigmoid|not affine|prove", context=np.array(0), is_slow=True)
+BENT(lambda arm, context: logistic(reals("slope")[arm] * context), "a logistic slope at an integer zero")
+BENT = near_miss("sigmoid|not affine|prove", context=np.array(False), is_slow=True)
+BENT(lambda arm, context: logistic(reals("shift")[arm] * context), "a logistic shift at an example of false")
+CHAIN = near_miss("not affine", outcomes=("n1", "n2"), is_slow=True)
+CHAIN(lambda arm: chain(arm, lambda p: p[:, 1]), "a chain that forgets what is gone")
+CHAIN(
+    lambda arm: chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 0]), is_second_kept=False), "a chain that counts all again"
+)
+CHAIN = near_miss("not proved to be a sum of powers", outcomes=("n1", "n2"), is_slow=True)
+CHAIN(lambda arm: chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 2]) + p[:, 0] * p[:, 2]), "a chain by the wrong share")
