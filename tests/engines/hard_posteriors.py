@@ -318,20 +318,24 @@ SOFTMAX_CONTEXTS = np.stack([np.ones(80), np.random.default_rng(7).standard_norm
 SOFTMAX_REWARDS = np.random.default_rng(8).choice(5, 80, p=[0.5, 0.2, 0.2, 0.08, 0.02])
 
 
-def nuts_reference(case):
-    model, rows = case.model(), case.rows()
+def numpyro_draws(model, rows, num_samples=5000, num_chains=20):
+    """Return draws of NumPyro's own NUTS; called in double precision."""
 
     def conditioned(arm, context):
         with numpyro.handlers.condition(data=model.outcome_values(rows.reward)):
             model.program(*((arm,) if context is None else (arm, context)))
 
+    kernel = NUTS(conditioned, dense_mass=True, target_accept_prob=0.9)
+    counts = dict(num_warmup=1000, num_samples=num_samples, num_chains=num_chains)
+    mcmc = MCMC(kernel, **counts, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jr.key(0), rows.arm, rows.context)
+    found = mcmc.get_samples()
+    return jax.device_get({site: found[site] for site in model.latent_shapes})
+
+
+def nuts_reference(case):
     with jax.enable_x64(True):
-        kernel = NUTS(conditioned, dense_mass=True, target_accept_prob=0.9)
-        mcmc = MCMC(
-            kernel, num_warmup=1000, num_samples=4000, num_chains=10, chain_method="vectorized", progress_bar=False
-        )
-        mcmc.run(jr.key(0), rows.arm, rows.context)
-        values = case.coordinates(jax.device_get(mcmc.get_samples()))
+        values = case.coordinates(numpyro_draws(case.model(), case.rows(), 4000, 10))
     return values.mean(axis=0), values.std(axis=0)
 
 

@@ -98,7 +98,7 @@ def robust_noise(arm):
         ),
         slow(
             exponential_rate,
-            r"an exponential of an unbounded quantity.* \(line \d+ of programs.py: `return numpyro.sample",
+            r"an exponential of an unbounded quantity.* \(line \d+ of test_proved_programs.py: `reward\(dist.Poisson\(jnp.exp",
             "a Poisson outcome is conjugate to a Gamma prior on its rate",
         ),
         slow(

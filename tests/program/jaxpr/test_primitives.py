@@ -102,13 +102,13 @@ def affine(function, *data):
 
 def test_affine_functions_are_found_with_the_entries_that_they_read():
     found = affine(lambda w, x: 1.0 + x * w[0] - w[jnp.array([1, 2])], 0.5)
-    np.testing.assert_array_equal(found.affine, [[1, 1, 0], [1, 0, 1]])
+    np.testing.assert_array_equal(found.reads, [[1, 1, 0], [1, 0, 1]])
     assert not found.is_term and found.power == 1
     inverse = affine(lambda w, x: x / w[1:], 0.5)
-    np.testing.assert_array_equal(inverse.affine, [[0, 1, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(inverse.reads, [[0, 1, 0], [0, 0, 1]])
     assert inverse.is_term and inverse.power == -1
     summed = affine(lambda w: jnp.zeros(2).at[jnp.array([0, 1, 1])].add(w))
-    np.testing.assert_array_equal(summed.affine, [[1, 0, 0], [0, 1, 1]])
+    np.testing.assert_array_equal(summed.reads, [[1, 0, 0], [0, 1, 1]])
 
 
 @pytest.mark.parametrize(
