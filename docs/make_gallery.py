@@ -72,7 +72,7 @@ def section(name: str) -> str:
     (HERE / "gallery").mkdir(exist_ok=True)
     drawn = BytesIO()
     bandit.plot().savefig(drawn, dpi=100)
-    Image.open(drawn).convert("RGB").quantize(256).save(HERE / "gallery" / f"{name}.png", optimize=True)
+    Image.open(drawn).convert("RGB").quantize(256, kmeans=2).save(HERE / "gallery" / f"{name}.png", optimize=True)
     words = " ".join((bandit.model.program.__globals__.get("__doc__") or "").split())
     return "\n".join(
         [

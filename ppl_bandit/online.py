@@ -112,7 +112,7 @@ class Online:
         history, learner = self._history, self._learner or prior
         is_late = task.model.has_clock and _is_late(history, contexts["time"])
         if is_late:
-            past = Rows(*history.rows())
+            past = history.rows()
             joined: Any = jax.tree.map(lambda *leaves: np.concatenate(leaves), past[:3], rows[:3])
             order = np.argsort(joined[2]["time"], kind="stable")
             rows = Rows(*jax.tree.map(lambda leaf: leaf[order], joined))
@@ -122,14 +122,14 @@ class Online:
             rows = Rows(*jax.tree.map(lambda leaf: leaf[order], rows[:3]))
         learner, info, notes = learn(task, learner, history, rows)
         self._learner = learner
-        self._history = history.extended((*rows[:3], np.zeros(rows.arms.size, np.int64)))
+        self._history = history.extended(rows._replace(positions=np.zeros(rows.arms.size, np.int64)))
         for note in notes:
             warnings.warn(note, stacklevel=2)
         return info
 
     def save(self, path: str | PathLike) -> None:
         """Write the rows that were learnt to a file, which `load` reads in another process."""
-        _, outcomes, contexts = self._history.rows()
+        _, outcomes, contexts, *_ = self._history.rows()
         rows: dict[str, Any] = {f"outcome {name}": values for name, values in outcomes.items()}
         rows |= {f"data {name}": values for name, values in (contexts or {}).items()} if self.num_rows else {}
         with open(path, "wb") as file:
@@ -255,7 +255,7 @@ def _first(value: np.ndarray, name: str) -> np.ndarray:
 
 
 def _is_late(history: History, times: np.ndarray) -> bool:
-    return len(history) > 0 and bool(np.min(times) < np.max(history.rows()[2]["time"]))
+    return len(history) > 0 and bool(np.min(times) < np.max(history.rows().contexts["time"]))
 
 
 def _needs_data(program: Callable) -> bool:

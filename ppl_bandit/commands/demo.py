@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import time
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
@@ -22,9 +23,9 @@ HURDLE_NOTE = (
     "  Why hurdle is near random play: its arms earn 6, 8 and 6 per visitor, and one reward has a standard deviation of 14 to\n"
     f"  26, so {NUM_STEPS} decisions hardly tell the arms apart."
 )
-# Between one result and the next on two idle cores: CPU seconds of one run of two processes without a cache. In that run the
-# cores were shared with others, and the times were 11 times as long, each share of the whole within a tenth.
-_SECONDS = (13.5, 7.0, 6.5, 5.0, 4.5, 2.0)
+# Between one result and the next on two idle cores: the two processes need 48 CPU seconds without a cache, and 39 with one.
+_SECONDS = (10.5, 5.5, 5.0, 4.0, 3.5, 1.5)
+_NUM_ADDITIONS, _SECONDS_OF_ADDITIONS = 8_000_000, 0.104  # on such a core
 _NUM_BLOCKS = 15  # points of a curve, each an average over steps
 
 
@@ -57,7 +58,11 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     )
     results = list[DemoResult]()
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
-    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models", seconds=_SECONDS[: len(CONJUGATE_MODELS)])
+    begun = time.perf_counter()
+    sum(range(_NUM_ADDITIONS))
+    slowness = (time.perf_counter() - begun) / _SECONDS_OF_ADDITIONS  # of this machine now: its cores may be shared
+    seconds = [slowness * each for each in _SECONDS[: len(CONJUGATE_MODELS)]]
+    advance = progress_reporter("demo", len(seconds), "models", seconds=seconds)
     from ppl_bandit.simulation.chunks import run_in_processes
 
     for result in run_in_processes([partial(_play, name, arguments.seed) for name in CONJUGATE_MODELS]):
@@ -208,5 +213,5 @@ def _label_curves(axis: Any, ends: list[tuple[float, str, str]], num_steps: int)
         place = min(share, ceiling)
         ceiling = place - gap
         x = [num_steps * right for right in (1.0, 1.03, 1.05)]
-        axis.plot(x, [share, place, place], color=colour, linewidth=0.7, clip_on=False)
-        axis.text(1.06 * num_steps, place, f"{share:.0f}%  {title}", va="center", fontsize=9, color=colour)
+        axis.plot(x, [share, place, place], color=colour, linewidth=1.5, clip_on=False)
+        axis.text(1.06 * num_steps, place, f"{share:.0f}%  {title}", va="center", fontsize=9)

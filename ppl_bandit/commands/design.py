@@ -105,8 +105,7 @@ def _report(found: OperatingCharacteristics, name: str, seed: int) -> str:
     design = found.design
     table = found.table()
     columns = [column for column in table.columns if not column.endswith("_se")]
-    rows = [[str(scenario), *(_cell(row, column) for column in columns)] for scenario, row in table.iterrows()]
-    turned = [[column.replace("_", " "), *(row[index + 1] for row in rows)] for index, column in enumerate(columns)]
+    rows = [[column.replace("_", " "), *(_cell(row, column) for _, row in table.iterrows())] for column in columns]
     num_trials = " and ".join(f"{num} ({scenario})" for scenario, num in found.num_trials.items())
     cut = "" if found.is_complete else ", interrupted before all had finished"
     lead = f"Simulated trials: {num_trials}{cut}; posterior: {found.method}. Values are given ± their standard error."
@@ -114,7 +113,7 @@ def _report(found: OperatingCharacteristics, name: str, seed: int) -> str:
         "<h2>The design</h2>",
         html_paragraphs(design.describe().splitlines()),
         "<h2>Operating characteristics</h2>",
-        html_rows(["", *map(str, table.index)], turned),
+        html_rows(["", *map(str, table.index)], rows),
         html_figure(f"Operating characteristics of the design for {name}", found.plot()),
     ]
     return html_page(f"Design of an experiment: {name}", lead, parts, seed)
@@ -122,8 +121,6 @@ def _report(found: OperatingCharacteristics, name: str, seed: int) -> str:
 
 def _cell(row: Any, column: str) -> str:
     value, error = row[column], row.get(f"{column}_se")
-    if not isinstance(value, float | int):
-        return str(value)
     return f"{value:.4g}" if error is None or not error == error else f"{value:.4g} ± {error:.2g}"
 
 
@@ -135,7 +132,9 @@ def _design(arguments: argparse.Namespace) -> Design:
     selector = selectors.fixed()
     if arguments.selector != "equal":
         selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
-    control = int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control
+    control, named = arguments.control, arguments.arms or []
+    if control is not None and control not in named and control.isdecimal():
+        control = int(control)
     if arguments.softening != 1.0:
         selector = selectors.softened(selector, arguments.softening)
     if (arguments.floor, arguments.cap) != (0.0, 1.0):
@@ -144,7 +143,6 @@ def _design(arguments: argparse.Namespace) -> Design:
         if control is None:
             raise ValueError("--control-share needs the arm that it is for: give --control")
         share = arguments.control_share
-        named = arguments.arms or []
         place = control if isinstance(control, int) else named.index(control) if control in named else 0
         selector = selectors.with_control(
             selector, share if share == "sqrt" else _number(share, "--control-share"), place

@@ -28,7 +28,8 @@ from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 
 _MOST_NAMED = 6  # arms in a sentence
-_MOST_DRAWN = 40  # arms in a figure
+_MOST_DRAWN = 40  # arms in a figure, and in a printed table
+_NOT_IN_JSON = ("sequence_kind", "estimates", "cautions", "is_normal")  # of an `Evaluation`; said in other entries
 
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
@@ -121,16 +122,17 @@ def _show_arms(
     else:
         verdict = f"{order[0]} earns more than every other arm."
     show(f"{verdict}\n")
+    rows = [(name, f"{found[name].estimate:.4g}", _arm_interval(name, found[name])) for name in order]
     width = max(map(len, order))
-    for name in order:
-        one = found[name]
-        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval((one.lower, one.upper))
-        show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
+    for name, estimate, interval in rows[:_MOST_DRAWN]:
+        show(f"  {name:<{width}}  {estimate:>9}  {interval}")
+    if len(rows) > _MOST_DRAWN:
+        show(f"  and {len(rows) - _MOST_DRAWN} arms with smaller estimates, in table.csv")
     together = f"The {percent(level)} intervals hold for all arms at once, also if the arms were chosen adaptively"
     show(f"\n{together}; `--contrast ARM OTHER` says more about two of them.")
-    rows = [(name, f"{found[name].estimate:.4g}", _interval((found[name].lower, found[name].upper))) for name in order]
     parts = [html_rows(("arm", "mean reward", "interval"), rows), html_paragraphs([f"{together}."])]
     _write(arguments, safe_frame(table), "arm", _plot_arms(found, order, level), verdict, parts, show)
+    show(f"wrote table.csv and evaluation.png to {arguments.out}")
     arms = {
         name: {"estimate": one.estimate, "interval": (one.lower, one.upper), "is_refused": one.is_refused}
         for name, one in found.items()
@@ -138,8 +140,11 @@ def _show_arms(
     return {"verdict": verdict, "level": level, "arms": arms}
 
 
-def _interval(interval: tuple[float, float]) -> str:
-    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
+def _arm_interval(name: str, one: Any) -> str:
+    if not one.is_refused:
+        return f"[{one.lower:.4g}, {one.upper:.4g}]"
+    reason = one.verdict.splitlines()[0].removeprefix(f"No interval for {name}: ").rstrip(".")
+    return f"no interval: {reason.replace(f'the rewards of {name} ', 'the rewards ').removeprefix(f'{name} ')}"
 
 
 def _target(arguments: argparse.Namespace, names: Any, horizon: int) -> Any:
@@ -176,7 +181,7 @@ def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
         axis.plot(one.estimate, place, "o", color=colour, markersize=5)
     axis.set_yticks(range(len(shown)), [name if len(name) <= 28 else f"{name[:27]}..." for name in shown])
     axis.set(ylim=(len(shown) - 0.5, -0.5), xlabel="mean reward")
-    axis.grid(axis="x", color="0.92")
+    axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
     left_out = (
         f"; {len(order) - len(shown)} arms with smaller estimates are left out" if len(shown) < len(order) else ""
@@ -184,7 +189,7 @@ def _plot_arms(found: dict[str, Any], order: list[str], level: float) -> Any:
     refused = "; grey: no interval" if any(found[name].is_refused for name in shown) else ""
     figure.suptitle("What every arm earns", fontsize=11)
     figure.supxlabel(
-        f"{percent(level)} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, color="0.35"
+        f"{percent(level)} intervals, which hold for all arms at once{refused}{left_out}", fontsize=8, alpha=0.65
     )
     return figure
 
@@ -216,7 +221,8 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
     show(f"confidence sequence: {found.sequence_kind}")
     notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
     cells = [
-        (str(name), *(f"{value:.4g}" for value in row)) for name, row in zip(table.index, table.to_numpy(), strict=True)
+        (str(name), *(f"{value:.4g}" if value == value else "-" for value in row))
+        for name, row in zip(table.index, table.to_numpy(), strict=True)
     ]
     parts = [
         html_rows(("estimator", *table.columns), cells),
@@ -228,20 +234,9 @@ def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: Sho
     found.sequence.to_csv(out / "sequence.csv")
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
     last = found.sequence.iloc[-1]
-    return {
-        "verdict": verdict,
-        "label": found.label,
-        "estimate": found.estimate,
-        "standard_error": found.standard_error,
-        "interval": found.interval,
-        "is_refused": found.is_refused,
-        "sequence": {"lower": float(last["lower"]), "upper": float(last["upper"]), "kind": found.sequence_kind},
-        "posterior": found.posterior,
-        "level": found.level,
-        "table": table.to_dict("index"),
-        "diagnostics": found.diagnostics,
-        "out": str(out),
-    }
+    sequence = {"lower": float(last["lower"]), "upper": float(last["upper"]), "kind": found.sequence_kind}
+    more = {"sequence": sequence, "table": table.to_dict("index"), "out": str(out)}
+    return {name: value for name, value in found._asdict().items() if name not in _NOT_IN_JSON} | more
 
 
 def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dict[str, Any]:

@@ -12,7 +12,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     if arguments.model is None:
         raise ValueError(
             f"import needs the program that continues the experiment: write one with `ppl-bandit report {arguments.table} "
-            "--save-model model.py`, and give --model model.py"
+            "--save-model model.py`, with the same columns, and give --model model.py"
         )
     table, name = read_arguments(arguments), arguments.name or "default"
     found = table_program(table, arguments.model, arguments.kind)

@@ -31,8 +31,10 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     is_writing = arguments.action in ("look", "erase", "expire")
     with Journal(arguments.url, must_exist=is_writing, read_only=not is_writing) as journal:
         name = find_experiment(journal, arguments.name)
-        arguments.is_model_given = arguments.action in _WITH_PROGRAM and arguments.model is not None
-        if arguments.action in _WITH_PROGRAM and not arguments.is_model_given:
+        is_figure = arguments.action == "status" and arguments.out is not None
+        needs_program = arguments.action in _WITH_PROGRAM or is_figure
+        arguments.is_model_given = needs_program and arguments.model is not None
+        if needs_program and not arguments.is_model_given:
             try:
                 arguments.model = find_program(read_header(journal.store, name), arguments.url, arguments.action)
                 progress(f"program: {arguments.model}, as the journal says; --model names another")
@@ -40,21 +42,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
                 if arguments.action != "verify":
                     raise
                 arguments.why_no_model = str(error)
-        action: dict[str, Callable] = {
-            "status": _status,
-            "look": _look,
-            "report": _report,
-            "show": _show,
-            "replay": _replay,
-            "export": _export,
-            "pending": _pending,
-            "alarms": _alarms,
-            "erase": _erase,
-            "expire": _expire,
-            "head": _head,
-            "verify": _verify,
-        }
-        return action[arguments.action](journal, name, arguments, show)
+        action: Callable[..., CommandResult] = globals()[f"_{arguments.action}"]  # one function below for each action
+        return action(journal, name, arguments, show)
 
 
 def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
@@ -74,8 +63,6 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
             f"{value}{note}"
         )
     if arguments.model is None:
-        if arguments.out is not None:
-            raise JournalError("--out writes a figure of the posterior, which needs the program: give --model too")
         shares = found["last_best_arm_probs"]
         if shares is not None:
             show(
@@ -246,7 +233,8 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         level = f" (level {row['level']:.2g})" if math.isfinite(row["level"]) else ""
         figure = f"{row['figure']:.3g} against {row['threshold']:.3g}{level}"
         show(f"{row['alarm']}{whose} since {since}, {figure}: {row['what_to_do']}")
-    show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
+    more = "; --model also checks what needs the program" if arguments.model is None else ""
+    show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}{more}")
     return rows, 0
 
 

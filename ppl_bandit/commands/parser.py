@@ -158,7 +158,7 @@ def _journal(journal: argparse.ArgumentParser) -> None:
         help="arms, counts, pending; with --model intervals, P(best) and expected loss of each arm",
     )
     actions.add_parser("look", parents=[common, model], help="take the look that is due by the design")
-    _add(status, "--out", "with --model: write a figure of the posterior to this PNG file", type=Path)
+    _add(status, "--out", "write a figure of the posterior to this PNG file", type=Path)
     report = actions.add_parser("report", parents=[common, model], help="the answer in five lines")
     _add(report, "--more", "further decisions after which to state the expected loss", type=int, nargs="+", metavar="N")
     _add(report, "--out", "folder for report.html and report.png", type=Path)

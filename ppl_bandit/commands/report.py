@@ -263,14 +263,15 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     table = read_arguments(arguments)
     with table_program(table, arguments.model, arguments.kind, arguments.save_model) as (file, program):
         bandit = learn_table(table, file, program.rewards)
-        report = replace(bandit.report(more=arguments.more), title=f"{arguments.table.name}: {len(table.arm):,} rows")
+        report = bandit.report(more=arguments.more)
+        # A table's rows all have their reward.
+        lines = [line for line in report.text.splitlines() if not line.startswith("Pending:")]
+        text = "\n".join([*lines, f"Program: {program.words}.", f"Table: {table.words}."])
+        report = replace(report, title=f"{arguments.table.name}: {len(table.arm):,} rows", text=text)
         result = report.to_dict() | {"program": program.words, "table": table.words}
         if arguments.html is not None:
             report.to_html(arguments.html)
-    # A table's rows all have their reward.
-    show("\n".join(line for line in report.text.splitlines() if not line.startswith("Pending:")))
-    show(f"Program: {program.words}.")
-    show(f"Table: {table.words}.")
+    show(text)
     if arguments.html is not None:
         result["html"] = str(arguments.html)
         show(f"Page: {arguments.html}.")

@@ -313,7 +313,7 @@ class EngineResult(NamedTuple):
         decisions: errors of its decisions.
         ess: (K,), effective sample size of a run's M draws.
         r_hat: (K,), of the runs taken as chains.
-        info: diagnostics of the last run; divergences are summed over the runs.
+        info: diagnostics of the last run; of divergences the largest share of a run.
         seconds_cold: from the program to draws: construction, compilation and one run.
         seconds_warm: one compiled run, averaged over the later runs.
     """

@@ -20,7 +20,7 @@ import numpy as np
 from ppl_bandit.display.terminal import printable
 
 # Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", None)  # None: the colour of texts
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
@@ -35,11 +35,16 @@ def figure_tools() -> Any:
     return plt
 
 
+def ink() -> str:
+    """Return the colour of texts, for what is black on white: a style of the user may have a dark background."""
+    return figure_tools().rcParams["text.color"]
+
+
 def styles() -> Iterator[tuple[str, Any]]:
     """Yield pairs of colour and dash without end; the first 7 differ in both, the first 49 in at least one."""
     for number in itertools.count():
         cycle, index = divmod(number, len(_COLOURS))
-        yield _COLOURS[index], _DASHES[(index + cycle) % len(_DASHES)]
+        yield _COLOURS[index] or ink(), _DASHES[(index + cycle) % len(_DASHES)]
 
 
 def reward_label(unit: str) -> str:
@@ -89,8 +94,8 @@ th { border-bottom: 2px solid #555; }
 pre { background: #f5f5f5; padding: 0.8rem 1rem; overflow-x: auto; font-size: 12.5px; line-height: 1.4; }
 img { max-width: 100%; height: auto; }
 figure { margin: 1.2rem 0; }
-figure img { background: #fff; }
 @media (prefers-color-scheme: dark) {
+  figure img { filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; }
   body { color: #e4e4e4; background: #16181c; } p.lead, p.note { color: #aaa; } pre { background: #22252b; }
   th, td { border-bottom-color: #3a3d44; } a { color: #7ab8e8; }
 }

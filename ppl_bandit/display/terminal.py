@@ -79,14 +79,14 @@ def progress_reporter(
         total: number of units.
         unit: in the plural.
         more: what follows the time that is left.
-        seconds: that the units take on two idle cores, one after another, which a line says at once; later lines scale them
-            with the time so far. None if the units take equally long.
+        seconds: that the units are likely to take, one after another, which a line says at once; later lines scale them with
+            the time so far. None if the units take equally long.
     """
     name = printable(name)
     each = [1.0] * total if seconds is None else list(seconds)
     done, begun, last = 0, time.monotonic(), -math.inf
     if seconds is not None:
-        sys.stderr.write(f"{name}: about {sum(each):.0f} s on two idle cores{more}\n")
+        sys.stderr.write(f"{name}: about {sum(each):.0f} s{more}\n")
 
     def advance(num: int) -> None:
         nonlocal done, last

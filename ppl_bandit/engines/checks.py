@@ -224,8 +224,3 @@ def refuse_moving(model: RewardModel, what: str) -> None:
             f"{what} is for latents that do not move, and this program samples {', '.join(model.moving_sites)} from "
             "`previous`: use engines.choose, engines.kalman or engines.particle_filter"
         )
-
-
-def stored_evidence(state: Any) -> tuple[float, float]:
-    """Return the log evidence that a state holds, and its standard error."""
-    return float(state.log_evidence), float(state.log_evidence_error)

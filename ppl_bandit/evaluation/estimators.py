@@ -11,6 +11,7 @@ adaptive experiments").
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,25 +99,6 @@ def effective_events(weights: np.ndarray, rewards: np.ndarray, level: float = 0.
     return np.where(is_constant, 0.0, found)
 
 
-def inverse_propensity(weights: np.ndarray, rewards: np.ndarray) -> Estimate:
-    """Return the mean of the importance-weighted rewards (IPS)."""
-    return weighted_mean(weights * rewards)
-
-
-def self_normalised(weights: np.ndarray, rewards: np.ndarray) -> Estimate:
-    """Return the weighted mean of the rewards (SNIPS), with the standard error of a ratio."""
-    total = float(weights.sum())
-    if total == 0:
-        return Estimate(math.nan, math.nan)
-    value = float(np.sum(weights * rewards)) / total
-    return Estimate(value, float(np.sqrt(np.sum((weights * (rewards - value)) ** 2))) / total)
-
-
-def direct_method(target: np.ndarray, means: np.ndarray) -> Estimate:
-    """Return the mean of the outcome model under the target: the model's own word, whose error the log does not tell."""
-    return Estimate(float(np.mean(np.sum(target * means, axis=1))), math.nan)
-
-
 def doubly_robust_scores(
     target: np.ndarray, weights: np.ndarray, means: np.ndarray, arms: np.ndarray, rewards: np.ndarray
 ) -> np.ndarray:
@@ -130,27 +112,19 @@ def doubly_robust_scores(
 
 def weighted_mean(scores: np.ndarray, allocation: np.ndarray | None = None) -> Estimate:
     """Return sum h G / sum h with variance sum h^2 (G - Q)^2 / (sum h)^2."""
-    if allocation is None:
-        value = float(np.mean(scores))
-        return Estimate(value, float(np.sqrt(np.sum((scores - value) ** 2))) / scores.size)
-    total = float(allocation.sum())
-    if total == 0:
-        return Estimate(math.nan, math.nan)
-    value = float(allocation @ scores) / total
-    return Estimate(value, float(np.sqrt(np.sum((allocation * (scores - value)) ** 2))) / total)
+    return weighted_contrast((scores,), (np.ones(scores.size) if allocation is None else allocation,))
 
 
-def weighted_contrast(
-    scores: tuple[np.ndarray, np.ndarray], allocations: tuple[np.ndarray | None, np.ndarray | None]
-) -> Estimate:
-    """Return the difference of two weighted means, with the standard error of the joint form."""
-    parts, value = [], 0.0
-    for sign, own, allocation in zip((1.0, -1.0), scores, allocations, strict=True):
-        mean = weighted_mean(own, allocation)
-        share = np.full(own.size, 1.0 / own.size) if allocation is None else allocation / allocation.sum()
-        parts.append(sign * share * (own - mean.value))
-        value += sign * mean.value
-    return Estimate(value, float(np.sqrt(np.sum((parts[0] + parts[1]) ** 2))))
+def weighted_contrast(scores: Sequence[np.ndarray], allocations: Sequence[np.ndarray]) -> Estimate:
+    """Return a weighted mean, or of two the first less the second, with the standard error of the joint form."""
+    value, residual = 0.0, np.zeros(scores[0].size)
+    for sign, own, allocation in zip((1.0, -1.0), scores, allocations, strict=False):
+        total = float(allocation.sum())
+        if total == 0:
+            return Estimate(math.nan, math.nan)
+        mean = float(allocation @ own) / total
+        value, residual = value + sign * mean, residual + sign * allocation * (own - mean) / total
+    return Estimate(value, float(np.sqrt(np.sum(residual**2))))
 
 
 def policy_variances(probs: np.ndarray, propensities: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import escaped, figure_tools
+from ppl_bandit.display.figure_style import escaped, figure_tools, ink
 from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
@@ -17,7 +17,7 @@ from ppl_bandit.evaluation.confidence_sequences import (
     confidence_sequence,
 )
 from ppl_bandit.evaluation.estimators import Estimate
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, follows_contexts
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
 from ppl_bandit.inputs.numbers import as_plain_numbers
 
@@ -103,13 +103,13 @@ class Evaluation(NamedTuple):
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
-        right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
+        right.set(xlabel="decisions", ylim=_visible(sequence))
         right.set_title(f"confidence sequence, valid at every decision ({percent(self.level)})")
         unit = "mean reward"
         if " minus " in self.label:
             unit = "difference of mean rewards"
-            left.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
-            right.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
+            left.axvline(0.0, color=ink(), linewidth=0.8, linestyle=":")
+            right.axhline(0.0, color=ink(), linewidth=0.8, linestyle=":")
         left.set_xlabel(unit)
         right.set_ylabel(unit)
         figure.suptitle(self.label)
@@ -162,6 +162,7 @@ def evaluate_decisions(
     components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
     _check_propensities(log)
     _check_unit(log.reward)
+    log = log._replace(is_contextual=follows_contexts(log))
     is_known = np.ones(log.arm.size, bool)
     if means is None:
         means = estimators.running_means(log.arm, log.reward, len(log.names))
@@ -311,13 +312,13 @@ def _scored(
     if every is not None and is_used.any():
         variances = estimators.policy_variances(probs, every[is_used])
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
-        allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
+        allocation = estimators.stabilising_weights(variances) if log.is_contextual else variances**-0.5
     counted = weights if allocation is None else weights * allocation
     events = estimators.effective_events(counted, reward, level)
     with np.errstate(invalid="ignore", divide="ignore"):
         sizes = np.cumsum(weights) ** 2 / np.cumsum(weights**2)
     is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (events >= estimators.needed_events(level))
-    if log.contexts is not None and not has_overlap.all():  # the rows that are used have other contexts
+    if log.is_contextual and not has_overlap.all():  # the rows that are used have other contexts
         is_enough[:] = False
     return ScoredRows(component, has_overlap, is_used, weights, scores, allocation, events, is_enough)
 
@@ -327,45 +328,32 @@ def _events(part: ScoredRows) -> float:
 
 
 def _estimates(log: LoggedDecisions, parts: list[ScoredRows], means: np.ndarray) -> dict[str, Estimate]:
-    """Return every estimator's result, by name."""
-    if len(parts) == 2:
-        return _contrasts(log, parts, means)
-    part = parts[0]
-    if not part.is_used.any():
+    """Return every estimator's result, by name: a weighted mean of scores, or the difference of two."""
+    if not all(part.is_used.any() for part in parts):
         return {"dr": Estimate(math.nan, math.nan)}
-    reward, own = log.reward[part.is_used], means[part.is_used]
-    found = {
-        "ips": estimators.inverse_propensity(part.weights, reward),
-        "snips": estimators.self_normalised(part.weights, reward),
-        "dm": estimators.direct_method(part.component.probs[part.is_used], own),
-        "dr": estimators.weighted_mean(part.scores),
-    }
-    if part.allocation is not None:
-        found["dr_stabilised"] = estimators.weighted_mean(part.scores, part.allocation)
-    return found
+    every = [_weighted_scores(log, part, means) for part in parts]
+    found = {name: estimators.weighted_contrast(*zip(*(own[name] for own in every), strict=True)) for name in every[0]}
+    return found | {"dm": found["dm"]._replace(standard_error=math.nan)}  # the log does not tell the model's error
 
 
-def _contrasts(log: LoggedDecisions, parts: list[ScoredRows], means: np.ndarray) -> dict[str, Estimate]:
-    """Return differences; the doubly robust ones with the joint variance, the others as if the two were independent."""
-    first, second = (_estimates(log, [part], means) for part in parts)
-    found = {}
-    for name in first:
-        if name in second:
-            error = math.hypot(first[name].standard_error, second[name].standard_error)
-            found[name] = Estimate(first[name].value - second[name].value, error)
+def _weighted_scores(
+    log: LoggedDecisions, part: ScoredRows, means: np.ndarray
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the scores and the weights of all rows, by the name of the estimator; rows that are not used weigh 0."""
 
-    def all_rows(part: ScoredRows, values: Any) -> np.ndarray:
+    def all_rows(values: np.ndarray) -> np.ndarray:
         rows = np.zeros(log.arm.size)
         rows[part.is_used] = values
         return rows
 
-    scores = all_rows(parts[0], parts[0].scores), all_rows(parts[1], parts[1].scores)
-    for name in ("dr", "dr_stabilised"):
-        if name in found:
-            plain = [1.0 if name == "dr" or part.allocation is None else part.allocation for part in parts]
-            weights = [all_rows(part, own) for part, own in zip(parts, plain, strict=True)]
-            found[name] = estimators.weighted_contrast(scores, (weights[0], weights[1]))
-    return found
+    is_used, weights, scores = part.is_used.astype(float), all_rows(part.weights), all_rows(part.scores)
+    found = {
+        "ips": (weights * log.reward, is_used),
+        "snips": (log.reward, weights),
+        "dm": (np.sum(part.component.probs * means, axis=1), is_used),
+        "dr": (scores, is_used),
+    }
+    return found if part.allocation is None else found | {"dr_stabilised": (scores, all_rows(part.allocation))}
 
 
 def _diagnostics(log: LoggedDecisions, parts: list[ScoredRows]) -> dict[str, float]:
@@ -395,7 +383,7 @@ def _refusals(log: LoggedDecisions, parts: list[ScoredRows]) -> list[tuple[str, 
     reasons = [(doubt, _TRUE_PROPENSITIES) for doubt in log.doubts]
     for part in parts:
         label, weights = part.component.label, part.weights
-        if log.contexts is not None and not part.has_overlap.all():
+        if log.is_contextual and not part.has_overlap.all():
             share = f"{1 - part.has_overlap.mean():.1%} of the contexts"
             reasons.append((f"{label} plays arms that the log could not play in {share}", _FLOOR))
         if not part.is_used.any() or not weights.any():
@@ -424,7 +412,7 @@ def _too_rare(log: LoggedDecisions, part: ScoredRows, level: float) -> str:
         only = f": all {own.size} are {own[0]:.4g}" if own.size else ""
         return f"the rewards of {label} do not differ{only}; a normal interval needs at least {needed:.0f} events"
     return (
-        f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
+        f"the rewards of {label} are worth {found:.3g} events (of a rare reward: how often it came), and a normal interval "
         f"at {percent(level)} needs {needed:.0f}: {_more(log, found, needed)}"
     )
 

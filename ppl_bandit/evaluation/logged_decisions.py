@@ -19,9 +19,13 @@ _CHANCE_OF_BLOCK = 1e-9  # that a log has any two equal blocks as long, with the
 _MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
 _FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
 _LARGEST_DEVIATION = 4.0  # standard errors
+_FEWEST_ERRORS = (
+    3.0  # standard errors of 0 by which rewards depend on propensities, before contexts are taken to have decided
+)
 _FEWEST_EXPECTED = 10.0  # plays of the rarer arm, for the normal law of a deviation
 _RARER_PROBS = np.array([0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.5])  # groups of rows whose deviations are added up
 _TOLERANCE = 1e-6
+_MOSTLY = 0.8  # of the rows
 
 
 def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
@@ -53,7 +57,8 @@ def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
     copies = _num_copies(codes, num_kinds)
     if copies > 1:
         raise ValueError(f"{what}: its {num_rows} rows are {copies} copies of {num_rows // copies} rows: {remedy}")
-    start, copied, length = _copied_block(codes)
+    untold = [values for values in own if not _takes_turns(values)]
+    start, copied, length = _copied_block(codes, _codes(untold) if untold else codes)
     if length:
         raise ValueError(
             f"{what}: the {length} rows from row {copied} are copies of those from row {start}, in the same order: {remedy}"
@@ -173,11 +178,26 @@ def _num_copies(codes: np.ndarray, num_kinds: int) -> int:
     return int(np.gcd.reduce(counts)) if num_kinds >= _FEWEST_ROWS else 1
 
 
-def _copied_block(codes: np.ndarray) -> tuple[int, int, int]:
+def _takes_turns(values: np.ndarray) -> bool:
+    """Return whether a value mostly tells the next one, as where arms take turns: equal orders are then no coincidence."""
+    codes = _codes([values])
+    counts = np.bincount(codes)
+    if codes.size < _FEWEST_ROWS * max(1, counts.size):
+        return False
+    pairs, nums = np.unique(np.stack([codes[:-1], codes[1:]]), axis=1, return_counts=True)
+    likeliest = np.zeros(counts.size)
+    np.maximum.at(likeliest, pairs[0], nums)
+    return counts.max() < _MOSTLY * codes.size <= likeliest.sum()
+
+
+def _copied_block(codes: np.ndarray, untold: np.ndarray) -> tuple[int, int, int]:
     """Return the first row of a block, that of its copy, and the number of rows; (0, 0, 0) if there is none.
 
     Two blocks of n rows are equal by chance with probability exp(-n H), where H is the entropy of the block's rows. Blocks that
     repeat a few rows are a pattern.
+
+    Args:
+        untold: (N,), codes of the rows without columns whose order tells their values.
     """
     import pandas
 
@@ -195,7 +215,7 @@ def _copied_block(codes: np.ndarray) -> tuple[int, int, int]:
         longest = int(np.argmax(lengths))
         start, length = int(starts[longest]), int(lengths[longest])
         block = codes[start : start + length]
-        shares = np.unique(block, return_counts=True)[1] / length
+        shares = np.unique(untold[start : start + length], return_counts=True)[1] / length
         information = -length * float(np.sum(shares * np.log(shares)))
         is_chance = information < 2.0 * math.log(codes.size) - math.log(_CHANCE_OF_BLOCK)
         if lag >= _FEWEST_ROWS and not is_chance and not _has_period(block):
@@ -238,6 +258,7 @@ class LoggedDecisions(NamedTuple):
         num_late: rewards that came after their decisions had expired; they count as corrections.
         num_shown: those without a propensity that are of an arm which another system showed in place of the decision's.
         num_erased: decisions that are left out because their contexts were erased.
+        is_contextual: whether contexts decided, also ones that are not known here; None if that is not known.
     """
 
     names: tuple[Any, ...]
@@ -255,6 +276,24 @@ class LoggedDecisions(NamedTuple):
     num_late: int = 0
     num_shown: int = 0
     num_erased: int = 0
+    is_contextual: bool | None = None
+
+
+def follows_contexts(log: LoggedDecisions) -> bool:
+    """Return whether contexts decided: as far as it is known, else whether rewards of an arm depend on its probability.
+
+    They do where both depend on a context. If no context decides, they do not, also under adaptive collection. A false alarm
+    costs width alone.
+    """
+    if log.contexts is not None or log.is_contextual is not None:
+        return log.contexts is not None or bool(log.is_contextual)
+    for arm in np.unique(log.arm):
+        own = log.arm == arm
+        inverse, reward = 1.0 / log.propensity[own], log.reward[own]
+        products = (reward - reward.mean()) * (inverse - inverse.mean())
+        if abs(products.sum()) > _FEWEST_ERRORS * math.sqrt(float(np.sum(products**2))):
+            return True
+    return False
 
 
 def decisions_from_frame(

@@ -1,4 +1,4 @@
-"""Check contexts, rewards, data, engines and selectors that callers pass, and convert them to arrays.
+"""Check contexts, rewards, data and engines that callers pass, and convert them to arrays.
 
 An error names the argument, what was given, what was expected and what to do instead. No function here changes any state.
 """
@@ -15,8 +15,7 @@ from ppl_bandit.inputs.numbers import Arms, as_numbers
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
-from ppl_bandit.selectors.selector_contract import as_selector
-from ppl_bandit.types import Engine, Interaction, InvalidContext, Selector
+from ppl_bandit.types import Engine, Interaction, InvalidContext
 
 _ACCEPTED_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
 _DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
@@ -230,16 +229,3 @@ def check_engine(engine: Any) -> None:
         )
     if engine is not None and not callable(engine):
         raise ValueError(f"engine must be a factory such as engines.nuts, got {engine!r}")
-
-
-def check_selector(selector: Any) -> Selector:
-    """Return a selector.
-
-    Raises:
-        ValueError: for the name of a selector, for a factory that was not called, and for anything that is not callable.
-    """
-    if isinstance(selector, str):
-        raise ValueError(
-            f"selector is the text {selector!r}: pass the selector itself, as in selector=selectors.{selector}()"
-        )
-    return as_selector(selector)

@@ -116,7 +116,7 @@ def read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[st
 
 
 # Numbers with a decimal comma, and dots between thousands.
-_WITH_COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+_WITH_COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?( ?%)?")
 
 
 def _with_points(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
@@ -129,7 +129,7 @@ def _with_points(table: list[tuple[int, list[str]]]) -> list[tuple[int, list[str
     columns = [{cell for cell in cells if re.search(r"\d", cell)} for cells in columns]
     fits = [bool(cells) and all(_WITH_COMMA.fullmatch(cell) for cell in cells) for cells in columns]
     shown = [
-        is_fit and any("," in cell and ("." in cell or len(cell.partition(",")[2]) != 3) for cell in cells)
+        is_fit and any("," in cell and ("." in cell or len(cell.rstrip(" %").partition(",")[2]) != 3) for cell in cells)
         for cells, is_fit in zip(columns, fits, strict=True)
     ]
     if not any(shown):

@@ -162,8 +162,7 @@ class Arms:
             arm = arm.item()
         if isinstance(arm, bool) or not isinstance(arm, str | int) or arm not in self.names:
             shown = self.names if len(self) <= 12 else [*self.names[:5], "...", self.names[-1]]
-            given = repr(arm) if len(repr(arm)) <= 80 else repr(arm)[:77] + "..."
-            raise UnknownArm(f"{argument}={given} is not an arm of this bandit; the arms are {shown}")
+            raise UnknownArm(f"{argument}={_shorten(arm)} is not an arm of this bandit; the arms are {shown}")
         return self.names.index(arm)
 
     def indices(self, arms: Any, argument: str = "arms") -> np.ndarray:

@@ -106,14 +106,14 @@ EQUAL = "equal"  # in place of a column: every arm had the same probability
 NONE = "none"  # in place of a column: do not look for one
 GROUPS = ":groups"  # after the name of a column: its numbers are codes
 _KNOWN = {  # names of columns that are found without being named
-    "--arm": ("arm", "variant", "treatment", "group", "action", "variation"),
-    "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "y"),
+    "--arm": ("arm", "variant", "treatment", "group", "action", "variation", "test group", "version"),
+    "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "clicks", "y", "revenue"),
     "--propensity": ("propensity", "pscore"),  # a "probability" is often a prediction
 }
 _IDS = ("decision", "decision_id", "request_id")
 _MOST_LEVELS = 20  # of a column of texts that is taken for groups
-_EMPTY = ("", "na", "nan", "null", "none")  # cells that programs write where there is no value
-_TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+_EMPTY = ("", "na", "n/a", "#n/a", "nan", "null", "none", "-")  # cells that programs write where there is no value
+_TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "t": 1.0, "f": 0.0, "y": 1.0, "n": 0.0}
 
 
 class Table(NamedTuple):
@@ -198,7 +198,10 @@ def read_plays(
         return [line[index[name]] for _, line in kept]
 
     def numbers(name: str) -> np.ndarray:
-        return np.array([_number(line[index[name]], path, number, name) for number, line in kept])
+        is_percent = all(cell.endswith("%") for cell in cells(name))
+        given = [cell.removesuffix("%").strip() if is_percent else cell for cell in cells(name)]
+        found = [_number(cell, path, number, name) for (number, _), cell in zip(kept, given, strict=True)]
+        return np.array(found) / (100.0 if is_percent else 1.0)
 
     played = [original_cell(cell) for cell in cells(arm)]
     if "" in played:
@@ -250,7 +253,7 @@ def _is_fixed(values: np.ndarray, arm: np.ndarray) -> bool:
 
 def _find(header: list[str], option: str, path: str | PathLike) -> str:
     usual = _KNOWN[option]
-    found = [name for known in usual for name in header if name.lower() == known]
+    found = [name for known in usual for name in header if name.lower().replace("_", " ") == known]
     if not found:
         raise DataFileError(
             f"{path} has no column named {', '.join(usual[:-1])} or {usual[-1]}: say which one it is with {option} COLUMN; "
@@ -260,7 +263,10 @@ def _find(header: list[str], option: str, path: str | PathLike) -> str:
 
 
 def _sorted(names: set[str]) -> list[str]:
-    return sorted(names, key=float) if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names) else sorted(names)
+    """Return numbers by their size, and texts with the numbers in them by their size: arm 2 before arm 10."""
+    if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
+        return sorted(names, key=float)
+    return sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(20), name))
 
 
 def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
@@ -270,12 +276,12 @@ def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
     except ValueError:
         number = np.nan
     if not np.isfinite(number):
-        given = "the cell is empty" if cell == "" else f"{cell!r} is not a finite number"
-        remedy = (
-            "write the numbers of this column as 1200.5, without signs of a currency, % or marks of thousands"
-            if re.search(r"\d", cell)
-            else "correct it, or remove the row"
-        )
+        given = "the cell is empty" if cell.lower() in _EMPTY else f"{cell!r} is not a finite number"
+        remedy = "fill it in, or remove the row"
+        if re.search(r"\d", cell):
+            remedy = "write the numbers of this column as 1200.5, without currency or marks of thousands, and % in all or none"
+        elif cell.lower() not in _EMPTY:
+            remedy = f"correct it (the words {', '.join(_TRUTH)} are read as 1 and 0), or remove the row"
         raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; {remedy}")
     return number
 
@@ -296,7 +302,7 @@ def _entries(name: str, cells: list[str], numbers: Any, path: str | PathLike, is
 
 def _is_numeric(cells: list[str]) -> bool:
     try:
-        [float(cell) for cell in cells if cell.lower() not in _TRUTH and cell != ""]
+        [float(cell.removesuffix("%")) for cell in cells if cell.lower() not in (*_TRUTH, *_EMPTY)]
     except ValueError:
         return False
-    return any(cells)
+    return any(cell.lower() not in _EMPTY for cell in cells)

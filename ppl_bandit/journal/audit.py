@@ -2,7 +2,8 @@
 
 import bisect
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ from ppl_bandit.journal.events import (
     PENDING_STATUS,
     REWARDED,
     REWARDED_STATUS,
+    DecisionRecord,
     Event,
     fold_decision,
-    imported_plays,
 )
-from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
+from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import ReadingEvent
 from ppl_bandit.types import UnknownDecision
@@ -33,7 +34,14 @@ _NEWEST = 10_000  # decisions of deciders of which the age is told: 0.2 s
 _NUM_CHANGES = 10  # of which late decisions are told
 _CHANGES = (ARMS, CHANGED, LOOKED)  # which arms are played, and how
 _LEARNT = (REWARDED, CORRECTED, DISCARDED, IMPORTED, *_CHANGES)
-_COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
+# Columns of the tables, among those of `_row`.
+_TABLE = "decision decided arm propensity num_candidates status settled num_corrections".split()
+_RECORD = "decision position time arm propensity unit context status reward num_corrections".split()
+_DETAILS = (
+    "decision position decided arm propensity propensities best_arm_probs num_candidates allowed context number stream "
+    "absorbed status reward"
+).split()
+_OF_BODY = "propensities best_arm_probs num_candidates allowed absorbed unit".split()
 
 
 class KnowledgeAge(NamedTuple):
@@ -119,10 +127,8 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     outcome, num_corrections, last = header.identity["outcomes"][0], 0, None
     rewards: list[list[float]] = [[] for _ in header.names]
     num_decisions, num_pending = [0] * len(rewards), [0] * len(rewards)
-    for event in store.read(name, kinds=(IMPORTED,)):
-        with ReadingEvent(name, event.position):
-            for arm, reward, *_ in imported_plays(event):
-                rewards[arm].append(reward[outcome])
+    for play in store.imported(name):
+        rewards[play.arm].append(play.reward[outcome])
     for record in store.decisions(name):
         last, num_corrections = record.decided, num_corrections + record.num_corrections
         with ReadingEvent(name, last.position):
@@ -172,28 +178,10 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
         raise UnknownDecision(
             f"the experiment {name!r} has no decision {decision!r}: check the id, or give the name of another experiment"
         )
-    decided = events[0]
-    with ReadingEvent(name, decided.position):
-        record = fold_decision(events)
-        return {
-            "decision": decision,
-            "position": decided.position,
-            "decided": utc_time(decided.time),
-            "arm": decided.body["name"],
-            "propensity": record.propensity,
-            "arms": header.names[: len(decided.body["propensities"])],
-            "propensities": decided.body["propensities"],
-            "best_arm_probs": decided.body["best_arm_probs"],
-            "num_candidates": decided.body["num_candidates"],
-            "allowed": decided.body.get("allowed"),
-            "context": _context_values(header, record.context) or None,
-            "number": decided.number,
-            "stream": decided.stream,
-            "absorbed": decided.body["absorbed"],
-            "status": record.status,
-            "reward": record.reward or None,
-            "events": [_event_summary(event) for event in events[1:]],
-        }
+    with ReadingEvent(name, events[0].position):
+        row = _row(fold_decision(events), header.context_columns)
+        arms = header.names[: len(row["propensities"])]
+        return {name: row[name] for name in _DETAILS} | {"arms": arms, "events": list(map(_event_summary, events[1:]))}
 
 
 def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: int = 0) -> Iterator[dict[str, Any]]:
@@ -204,23 +192,9 @@ def decision_records(store: SqlStore, name: str, columns: Sequence[str], after: 
     """
     for record in store.decisions(name, after):
         with ReadingEvent(name, record.decided.position):
-            leaves = record.context or []
-            numbers = [value for leaf in leaves for value in np.ravel(np.asarray(leaf)).tolist()]
-            row = {
-                "decision": record.decided.decision,
-                "position": record.decided.position,
-                "time": utc_time(record.decided.time),
-                "arm": record.decided.body["name"],
-                "propensity": record.decided.body["propensities"][record.decided.arm],
-                "unit": record.decided.body.get("unit"),
-                "context": dict(zip(columns, numbers, strict=False)) or None,
-                "status": record.status,
-                "reward": record.reported or None,
-                "num_corrections": record.num_corrections,
-                "is_shown_by_another": bool(record.shown),
-                "is_erased": record.is_erased,
-            }
-        yield row
+            row = _row(record, columns)
+            row |= {"time": row["decided"], "propensity": record.decided_propensity, "reward": record.reported or None}
+        yield {name: row[name] for name in [*_RECORD, "is_shown_by_another", "is_erased"]}
 
 
 def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
@@ -228,27 +202,43 @@ def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
     import pandas
 
     header = read_header(store, name)
-    outcomes = header.identity["outcomes"]
-    rows: list[tuple[int, dict[str, Any]]] = []
+    outcomes, columns, rows = header.identity["outcomes"], header.context_columns, list[dict[str, Any]]()
+    for record in heapq.merge(store.decisions(name), store.imported(name), key=lambda record: record.decided.position):
+        with ReadingEvent(name, record.decided.position):
+            row = _row(record, columns)
+            if record.decided.decision is None:  # of a play that was imported, only the time of its reward is known
+                row |= {"decision": "", "decided": "", "arm": header.names[record.arm], "num_candidates": 0}
+            propensity = np.nan if row["propensity"] is None else row["propensity"]
+            row |= {"arm": str(row["arm"]), "settled": row["settled"] or "", "propensity": propensity}
+            own = dict.fromkeys(outcomes, np.nan) | record.reward | (row["context"] or {})
+        rows.append({name: row[name] for name in _TABLE} | own)
+    return pandas.DataFrame(rows, columns=[*_TABLE, *outcomes, *columns])
 
-    def add_row(position: int, values: tuple, rewards: Mapping[str, float], context: Sequence[Any] | None) -> None:
-        row = dict(zip(_COLUMNS, values, strict=True)) | {name: rewards.get(name, np.nan) for name in outcomes}
-        rows.append((position, row | _context_values(header, context)))
 
-    for record in store.decisions(name):
-        decided = record.decided
-        settled = "" if record.settled is None else utc_time(record.settled)
-        with ReadingEvent(name, decided.position):
-            play = decided.decision, utc_time(decided.time), str(decided.body["name"]), record.propensity
-            values = *play, decided.body["num_candidates"], record.status, settled, record.num_corrections
-            add_row(decided.position, values, record.reward, record.context)
-    for event in store.read(name, kinds=(IMPORTED,)):
-        with ReadingEvent(name, event.position):
-            for arm, rewards, context, _ in imported_plays(event):
-                values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, utc_time(event.time), 0
-                add_row(event.position, values, rewards, context)
-    rows.sort(key=lambda pair: pair[0])
-    return pandas.DataFrame([row for _, row in rows], columns=[*_COLUMNS, *outcomes, *header.context_columns])
+def _row(record: DecisionRecord, columns: Sequence[str]) -> dict[str, Any]:
+    """Return what is recorded about a decision as JSON values, of which each table chooses some.
+
+    Args:
+        columns: names of the numbers in a context, in the order of its leaves.
+    """
+    decided, body = record.decided, record.decided.body
+    numbers = [value for leaf in record.context or [] for value in np.ravel(np.asarray(leaf)).tolist()]
+    return {name: body.get(name) for name in _OF_BODY} | {
+        "decision": decided.decision,
+        "position": decided.position,
+        "decided": utc_time(decided.time),
+        "arm": body.get("name"),
+        "propensity": record.propensity,
+        "context": dict(zip(columns, numbers, strict=False)) or None,
+        "number": decided.number,
+        "stream": decided.stream,
+        "status": record.status,
+        "reward": record.reward or None,
+        "settled": None if record.settled is None else utc_time(record.settled),
+        "num_corrections": record.num_corrections,
+        "is_shown_by_another": bool(record.shown),
+        "is_erased": record.is_erased,
+    }
 
 
 def knowledge_age(store: SqlStore, name: str) -> KnowledgeAge | None:
@@ -285,11 +275,6 @@ def _seconds_since_unknown(made: Sequence[Event], learnt: Sequence[Event]) -> li
 def utc_time(time: float) -> str:
     """Return a time in seconds since 1970 as text."""
     return datetime.datetime.fromtimestamp(time, datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _context_values(header: ExperimentHeader, leaves: Sequence[Any] | None) -> dict[str, Any]:
-    values = [value for leaf in leaves or [] for value in np.ravel(np.asarray(leaf)).tolist()]
-    return dict(zip(header.context_columns, values, strict=False))
 
 
 def _event_summary(event: Event) -> dict[str, Any]:

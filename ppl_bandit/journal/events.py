@@ -83,8 +83,15 @@ def new_event(
     return Event(0, kind, decision, batch, number, "", arm, settles, time.time(), body)
 
 
+def retired_after(retired: frozenset[int], event: Event) -> frozenset[int]:
+    """Return the retired arms after an event of the arms, or after a look, which drops some."""
+    if event.kind == ARMS:
+        return frozenset(event.body["retired"])
+    return retired.union(arm for arm, is_active in enumerate(event.body["active"]) if not is_active)
+
+
 class DecisionRecord(NamedTuple):
-    """A decision and its outcome so far.
+    """A decision and its outcome so far; or a play that was imported.
 
     Attributes:
         decided: the event of the decision.
@@ -128,13 +135,16 @@ class DecisionRecord(NamedTuple):
     @property
     def is_shown_as_decided(self) -> bool:
         """Whether the arm of the decision was shown, with the probability of the decision."""
-        return self.arm == self.decided.arm and self.propensity == self._replace(shown=()).propensity
+        return self.arm == self.decided.arm and self.propensity == self.decided_propensity
 
     @property
     def propensity(self) -> float | None:
         """The probability with which its arm was played; None if another system showed it with an unknown one."""
-        if self.shown:
-            return self.shown[0]
+        return self.shown[0] if self.shown else self.decided_propensity
+
+    @property
+    def decided_propensity(self) -> float:
+        """The probability with which the decision played the arm that it chose."""
         body = self.decided.body  # files of earlier releases keep this number alone once the decision is settled
         return body["propensity"] if "propensity" in body else body["propensities"][self.decided.arm]
 
@@ -174,10 +184,12 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     return DecisionRecord(*known, arm, shown, is_expired, ERASED in events[0].body, is_late)
 
 
-def imported_plays(event: Event) -> Iterator[tuple[int, dict[str, float], list[Any] | None, float | None]]:
-    """Yield arm, rewards, leaves of the context and propensity of each play of an imported event; None if it has none."""
-    body = event.body
+def imported_records(event: Event) -> Iterator[DecisionRecord]:
+    """Yield the plays of an imported event, as rewarded decisions that another system made."""
+    body, contexts = event.body, event.body["contexts"]
     for row, arm in enumerate(body["arms"]):
-        context = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
         rewards = {name: values[row] for name, values in body["rewards"].items()}
-        yield int(arm), rewards, context, float(body["propensity"][row]) if "propensity" in body else None
+        context = None if contexts is None else [leaf[row] for leaf in contexts]
+        known = event, REWARDED_STATUS, rewards, event.position, event.time, 0, context
+        propensity = float(body["propensity"][row]) if "propensity" in body else None
+        yield DecisionRecord(*known, arm=int(arm), shown=(propensity,))

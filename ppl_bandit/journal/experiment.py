@@ -29,6 +29,7 @@ from ppl_bandit.journal.events import (
     fold_decision,
     new_event,
     new_id,
+    retired_after,
 )
 from ppl_bandit.journal.outcome_events import LearnRequest, Plan, learn_requests
 from ppl_bandit.journal.projection import (
@@ -37,7 +38,6 @@ from ppl_bandit.journal.projection import (
     learn_events,
     learning_in_part,
     refit,
-    with_changes,
 )
 from ppl_bandit.journal.repeats import Known, choose_arms, decision_events
 from ppl_bandit.journal.stores.sql import SqlStore, read_batches
@@ -270,15 +270,25 @@ class Experiment:
         self.store.scrub()  # also if there is nothing to erase: an earlier call may have been ended before it
         return num_decisions
 
-    def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:
-        """Record new or retired arms, or a pause, and continue with them."""
+    def change_arms(self, change: Callable[[Projection], dict[str, Any]]) -> Projection:
+        """Record a change of the arms, or a pause, and return the projection after it; nothing if all is as it was.
+
+        Args:
+            change: returns which of "arms", "retired" and "is_paused" change, given the latest projection.
+        """
 
         def make(projection: Projection) -> Plan:
-            paused = {"is_paused": True} if is_paused else {}
-            event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
-            return Plan([event], self._with_arms(projection, event))
+            names, retired = list(projection.task.arms.names), sorted(projection.retired)
+            before = {"arms": names, "retired": retired, "is_paused": projection.is_paused}
+            body = before | change(projection)
+            if body == before:
+                return Plan([], projection)
+            if not body["is_paused"]:
+                del body["is_paused"]
+            event = new_event(ARMS, body)
+            return Plan([event], self._with_settings(projection, event))
 
-        self._record(make)
+        return self._record(make)
 
     def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
         """Record a look at a designed experiment, and return the projection after it.
@@ -291,7 +301,8 @@ class Experiment:
             body = check(projection)
             if body is None:
                 return Plan([], projection)
-            return Plan([new_event(LOOKED, body)], _with_look(projection, body))
+            event = new_event(LOOKED, body)
+            return Plan([event], self._with_settings(projection, event))
 
         return self._record(make)
 
@@ -312,7 +323,7 @@ class Experiment:
             if reads_first:
                 self._fold_new_events()
             projection = self.projection
-            events, after, rows, keys, beside, calls, is_complete = make(projection)
+            events, after, keys, beside, calls, is_complete = make(projection)
             if not is_complete:
                 self._fold_new_events()
                 now = self.projection
@@ -334,12 +345,15 @@ class Experiment:
         num_played = self.projection.num_played
         if num_played.size < after.num_played.size:
             num_played = _padded(num_played, after.num_played.size)
-        history = after.history.with_rows(rows, [event.position for event in recorded])
-        self.projection = after._replace(history=history, num_played=num_played, position=recorded[-1].position)
-        start = 0
-        for request, own, step in calls:
-            request.result = recorded[start : start + len(own)], step.info, step.warnings
+        history, results, start = after.history, list[tuple](), 0
+        for _, own, step in calls:
+            part = recorded[start : start + len(own)]
+            history = history.with_rows(step.rows, [event.position for event in part])
+            results.append((part, step.info, step.warnings))
             start += len(own)
+        self.projection = after._replace(history=history, num_played=num_played, position=recorded[-1].position)
+        for (request, *_), result in zip(calls, results, strict=True):
+            request.result = result
 
     def resume(self, position: int) -> None:
         """Fold the stream from its beginning; the rows up to a position are learnt in one batch."""
@@ -389,14 +403,12 @@ class Experiment:
     def _folded(self, batch: Sequence[Event], is_learning: bool) -> Projection:
         """Return the projection after the events of one call that are not decisions, but for its position."""
         projection, first = self.projection, batch[0]
-        if first.kind == ARMS:
-            return self._with_arms(projection, first, is_learning)
+        if first.kind in (ARMS, LOOKED):
+            return self._with_settings(projection, first, is_learning)
         if first.kind == CHECKPOINT:
             return projection
         if first.kind == FORGOTTEN:
             return forgotten(projection, first.body["rows"], is_learning)
-        if first.kind == LOOKED:
-            return _with_look(projection, first.body)
         if first.kind in (OPENED, CHANGED):
             if is_learning and self.identity is not None and first.body["identity"] != self.identity:
                 raise JournalError(
@@ -404,26 +416,22 @@ class Experiment:
                     "restart this process with the same ones"
                 )
             return projection
-        if is_learning:
-            after, rows, *_ = learn_events(projection, batch)
-        else:
-            after, changes = with_changes(projection, batch, is_learning=False)
-            rows = changes.rows
-            if changes.edits or changes.completed:
-                after = after._replace(history=changes.edit(after.history))
+        after, rows, *_ = learn_events(projection, batch, is_learning)
         return after._replace(history=after.history.with_rows(rows, [event.position for event in batch]))
 
-    def _with_arms(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:
-        """Return the projection after an `ARMS` event."""
-        names = event.body["arms"]
+    def _with_settings(self, projection: Projection, event: Event, is_learning: bool = True) -> Projection:
+        """Return the projection after an event of the arms, or after a look."""
+        retired = retired_after(projection.retired, event)
+        if event.kind == LOOKED:
+            return projection._replace(retired=retired, look=event.body)
+        names, is_paused = event.body["arms"], event.body.get("is_paused", False)
         if is_learning and len(names) > len(projection.task.arms):
             task, prior = self._build(names)
             is_partial, projection = projection.task.is_partial, projection._replace(task=task, prior=prior)
             projection = learning_in_part(projection) if is_partial else projection
             projection = projection._replace(learner=refit(projection, projection.history)[0])
         num_played = _padded(projection.num_played, len(projection.task.arms))
-        is_paused = event.body.get("is_paused", False)
-        return projection._replace(retired=frozenset(event.body["retired"]), is_paused=is_paused, num_played=num_played)
+        return projection._replace(retired=retired, is_paused=is_paused, num_played=num_played)
 
     def _playable(self, projection: Projection, allowed: np.ndarray) -> np.ndarray:
         mask, num_added = allowed, projection.num_played.size - allowed.size
@@ -451,11 +459,6 @@ def rows_until(store: SqlStore, name: str, position: int, projection: Projection
     for batch in read_batches(store, name, 0, position + 1):
         experiment.fold(batch, is_learning=False)
     return experiment.history
-
-
-def _with_look(projection: Projection, body: Mapping[str, Any]) -> Projection:
-    dropped = np.flatnonzero(~np.asarray(body["active"], bool)).tolist()
-    return projection._replace(retired=projection.retired | frozenset(dropped), look=body)
 
 
 def _padded(num_played: np.ndarray, num_arms: int) -> np.ndarray:

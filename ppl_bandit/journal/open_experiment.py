@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.inputs.data_frames import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
-from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
+from ppl_bandit.journal.events import CHANGED, OPENED, Event, new_event, retired_after
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions, program_source
 from ppl_bandit.journal.projection import Projection, initial_projection
@@ -62,9 +62,6 @@ def _find_header(store: SqlStore, name: str) -> ExperimentHeader | None:
 
 def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHeader | None:
     body = event.body
-    if event.kind == LOOKED and header is not None:
-        dropped = frozenset(index for index, is_active in enumerate(body["active"]) if not is_active)
-        return header._replace(retired=header.retired | dropped)
     if event.kind in (OPENED, CHANGED):
         identity, position = body["identity"], event.position if event.kind == CHANGED else 0
         names, columns = list(identity["arms"]), body["context_columns"]
@@ -72,10 +69,11 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
             names = header.names  # arms that were added stay
         source = tuple(body["source"]) if body.get("source") else None  # older journals have none
         return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns, source)
-    if header is None or event.kind != ARMS:
-        return header
-    last_refit = event.position if len(body["arms"]) > len(header.names) else header.last_refit
-    return header._replace(names=body["arms"], retired=frozenset(body["retired"]), last_refit=last_refit)
+    if header is None:
+        return None
+    names, retired = body.get("arms", header.names), retired_after(header.retired, event)
+    last_refit = event.position if len(names) > len(header.names) else header.last_refit
+    return header._replace(names=names, retired=retired, last_refit=last_refit)
 
 
 def record_identity(experiment: Experiment) -> None:

@@ -92,7 +92,7 @@ class Import(NamedTuple):
 
     def events(self, store: SqlStore, name: str, projection: Projection) -> list[Event]:
         """Return the event to record."""
-        arms, rewards, contexts, _ = jax.tree.map(np.array, self.rows)  # copies: the caller may change the arrays
+        arms, rewards, contexts, *_ = jax.tree.map(np.array, self.rows)  # copies: the caller may change the arrays
         leaves = None if contexts is None else jax.tree.leaves(contexts)
         body = {"arms": arms, "rewards": rewards, "contexts": leaves}
         return [new_event(IMPORTED, body if self.propensity is None else body | {"propensity": self.propensity})]
@@ -166,7 +166,6 @@ class Plan(NamedTuple):
 
     Attributes:
         after: the projection after them, but for its position, its numbers of decisions, and the new rows of its history.
-        rows: the new rows, each with the index of its event.
         keys, beside: see `SqlStore.append`.
         calls: what was learnt for which call from its own events, in order; the call gets its result once they are recorded.
         is_complete: whether no call is left out, which may be for events that this process has not read.
@@ -174,9 +173,8 @@ class Plan(NamedTuple):
 
     events: list[Event]
     after: Projection
-    rows: Sequence[tuple[int, Rows]] = ()
     keys: Sequence[Key] = ()
-    beside: Beside | None = None
+    beside: Beside = ()
     calls: Sequence[tuple[LearnRequest, list[Event], LearningStep]] = ()
     is_complete: bool = True
 
@@ -189,7 +187,7 @@ def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest],
     """
     repeats = [request.repeat.name for request in requests if request.repeat is not None]
     found, later = store.keys(name, repeats) if repeats else {}, list[str]()
-    events, rows, keys = list[Event](), list[tuple[int, Rows]](), list[Key]()
+    events, keys = list[Event](), list[Key]()
     calls: list[tuple[LearnRequest, list[Event], LearningStep]] = []
     decisions: set[str | None] = {None}  # rows of no decision are learnt alone
     after, history = projection, projection.history
@@ -217,7 +215,6 @@ def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest],
         if not calls:
             history = step.projection.history
         calls.append((request, own, step))
-        rows += [(len(events) + index, piece) for index, piece in step.rows]
         events += own
         keys += [request.repeat.key(own)] if request.repeat is not None else []
         after = step.projection
@@ -227,7 +224,7 @@ def learn_requests(store: SqlStore, name: str, requests: Sequence[LearnRequest],
         decisions.update(event.decision for event in own)
         # The positions are not known yet: no later step of the group reads them.
         after = after._replace(history=after.history.with_rows(step.rows, [0] * len(own)))
-    return Plan(events, after._replace(history=history), rows, keys, None, calls, len(calls) == len(requests))
+    return Plan(events, after._replace(history=history), keys, (), calls, len(calls) == len(requests))
 
 
 def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> bool:
@@ -270,7 +267,7 @@ def _reward_event(
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
     if reported.shown == decided.arm:
-        own = record._replace(shown=()).propensity
+        own = record.decided_propensity
         if reported.propensity in (None, own):  # the decision was shown as it was made
             shown = record.shown and (own,)
     is_same_arm = (arm, shown) == (record.arm, record.shown)

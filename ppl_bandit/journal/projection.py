@@ -78,15 +78,22 @@ def initial_projection(task: Task, prior: Learner) -> Projection:
     return Projection(0, task, prior, prior, History(task.model.outcomes), np.zeros(len(task.arms), np.int64))
 
 
-def learn_events(projection: Projection, events: Sequence[Event]) -> LearningStep:
+def learn_events(projection: Projection, events: Sequence[Event], is_learning: bool = True) -> LearningStep:
     """Learn from the events of one call.
+
+    Args:
+        is_learning: whether to update the posterior, which is that of the history; if not, the history alone changes.
 
     Raises:
         ValueError: for a reward that the program cannot produce, or that is too large to learn from.
     """
-    projection, changes = with_changes(projection, events, is_learning=True)
+    projection, changes = _with_changes(projection, events, is_learning)
     task, learner, history = projection.task, projection.learner, projection.history
-    edited = changes.edit(history) if changes.edits or changes.completed else history
+    edited = history
+    if changes.edits or changes.completed:
+        edited = history.edited(changes.edits | changes.completed, len(changes.completed))
+    if not is_learning:
+        return LearningStep(projection._replace(history=edited), changes.rows, None, [])
     pieces = [*changes.completed.values(), *(piece for _, piece in changes.rows)]
     if changes.edits:
         pieces = pieces[len(changes.completed) :]
@@ -128,11 +135,12 @@ def _stores_rows(learner: Learner) -> bool:
 def has_example(projection: Projection, positions: Sequence[int]) -> bool:
     """Return whether the engine was chosen for a row with the context of one of those at some positions."""
     examples, history = projection.learner.examples, projection.history
-    is_own = np.isin(history.positions(), positions)
+    rows = history.rows()
+    is_own = np.isin(rows.positions, positions)
     if examples is None or not is_own.any():  # they may have been removed before
         return False
     chosen = examples.context["context"] if projection.task.is_partial else examples.context
-    pairs = zip(jax.tree.leaves(history.rows()[2]), jax.tree.leaves(chosen), strict=True)
+    pairs = zip(jax.tree.leaves(rows.contexts), jax.tree.leaves(chosen), strict=True)
     same = [np.all(own[is_own][:, None] == other, axis=tuple(range(2, own.ndim + 1))) for own, other in pairs]
     return bool(np.any(np.all(same, axis=0)))
 
@@ -156,7 +164,7 @@ def learning_in_part(projection: Projection) -> Projection:
 
 def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:
     """Learn all rows of a history, and some more, from the prior."""
-    pieces = ([Rows(*history.rows())] if len(history) else []) + ([more] if more is not None else [])
+    pieces = ([history.rows()] if len(history) else []) + ([more] if more is not None else [])
     if not pieces:
         return projection.prior, None, []
     task = projection.task
@@ -165,7 +173,7 @@ def refit(projection: Projection, history: History, more: Rows | None = None) ->
     return after, info, [] if is_same else warnings
 
 
-class Changes(NamedTuple):
+class _Changes(NamedTuple):
     """How events change the rows that were learnt.
 
     Attributes:
@@ -178,21 +186,10 @@ class Changes(NamedTuple):
     completed: dict[int, Rows]
     rows: list[tuple[int, Rows]]
 
-    def edit(self, history: History) -> History:
-        """Return a history with the changed rows, without the new ones."""
-        return history.edited(self.edits | self.completed, len(self.completed))
 
-
-def with_changes(projection: Projection, events: Sequence[Event], *, is_learning: bool) -> tuple[Projection, Changes]:
-    """Return how events change the rows, and the projection that can learn them.
-
-    Args:
-        is_learning: whether its posterior is that of its history.
-
-    Raises:
-        ValueError: for an arm that the experiment does not have.
-    """
-    changes, task = Changes({}, {}, []), projection.task
+def _with_changes(projection: Projection, events: Sequence[Event], is_learning: bool) -> tuple[Projection, _Changes]:
+    """Return how events change the rows, and the projection that can learn them."""
+    changes, task = _Changes({}, {}, []), projection.task
     for index, event in enumerate(events):
         body, position = event.body, event.body.get("of")
         if "is_late" in body:
@@ -247,6 +244,7 @@ def rows_of_event(model: RewardModel, event: Event) -> Rows | None:
 def _concatenate(task: Task, pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
+    pieces = [piece._replace(positions=None) for piece in pieces]
     if any(piece.counted is not None for piece in pieces):
         outcomes = task.model.outcomes
         pieces = [p if p.counted is not None else p._replace(counted=is_known(p, outcomes)) for p in pieces]

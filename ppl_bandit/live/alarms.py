@@ -399,7 +399,9 @@ class _Predictive:
                 below, equal = ((shares * is_so).sum(axis=1) for is_so in (others < own, others == own))
                 found[start : start + num, number] = below + self._uniforms.random(num) * equal
             taken = slice(start, start + num)
-            self._waiting.append(jax.tree.map(lambda leaf, taken=taken: leaf[taken], (*rows[:3], positions)))
+            self._waiting.append(
+                jax.tree.map(lambda leaf, taken=taken: leaf[taken], Rows(*rows[:3], positions=positions))
+            )
             self._num_rows, self._logs, start = self._num_rows + num, logs[num], start + num
             if is_worn[num]:
                 self._learn()
@@ -409,9 +411,13 @@ class _Predictive:
         """Learn the rows that wait; the next ones get new draws."""
         if self._waiting:
             part = jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._waiting)
-            task, learner, history = self._own.task, self._own.learner, self._own.history
-            learner, *_ = learn(task, learner, history, Rows(*part[:3]))
-            self._own = self._own._replace(learner=learner, history=history.extended(part))
+            task, start = self._own.task, 0
+            while start < part.arms.size:  # an engine may be replaced on the way
+                learner, history = self._own.learner, self._own.history
+                size = 1 if learner.learns_singly else part.arms.size - start
+                rows = jax.tree.map(lambda leaf, taken=slice(start, start + size): leaf[taken], part)
+                learner, *_ = learn(task, learner, history, rows)
+                self._own, start = self._own._replace(learner=learner, history=history.extended(rows)), start + size
         self._waiting, self._draws = [], None
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
+from ppl_bandit.inputs.checks import check_contexts, check_engine
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import Arms, as_seconds, check_count, check_text
@@ -60,6 +60,7 @@ from ppl_bandit.program.outcomes import (
     outcome_information,
     uninformative_arms_note,
 )
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.design import Design, design_from_settings
 from ppl_bandit.types import Engine, Selector, check_flag
 
@@ -144,7 +145,7 @@ class Bandit(ReadableBandit):
         self._design = design_from_settings(design) if isinstance(design, Mapping) else design
         if self._design is not None:
             selector, burn_in = settings_of_design(self._design, selector, burn_in, len(names))
-        self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
+        self._selector = _DEFAULT_SELECTOR if selector is None else as_selector(selector)
         self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
@@ -250,7 +251,16 @@ class Bandit(ReadableBandit):
             arms, is_slate = projection.task.arms, size is not None
             mask = arms.all_allowed if allowed is None else arms.mask(allowed)
             if unit is not None or request_id is not None:
-                return self._select_asked(projection, context, mask, allowed, size, unit, request_id)
+                leaves = jax.tree.map(lambda leaf: leaf[None], context)
+                asked = [plain(allowed), plain(size)]
+                asks = asks_of([unit], [request_id], 1, leaves, asked, ("unit", "request_id"))
+                if is_slate and unit is not None:
+                    raise ValueError(
+                        "unit was given with size: a unit has one decision; give request_id to repeat a slate"
+                    )
+                num = check_count(size, "size") if is_slate else None  # the arms of an earlier slate may be retired
+                (found,) = self._decide_asked(projection, mask, context, asks, num_places=num)
+                return Slate(tuple(found)) if is_slate else found[0]
             if self._design is not None:
                 refuse_stopped(projection, self._design, 1)
             num = check_size(projection, mask, size) if is_slate else None
@@ -258,26 +268,6 @@ class Bandit(ReadableBandit):
         task, learner = projection.task, projection.learner
         made = [decision_from_event(event, context, task, learner) for event in events]
         return Slate(tuple(made)) if is_slate else made[0]
-
-    def _select_asked(
-        self,
-        projection: Projection,
-        context: Any,
-        mask: np.ndarray,
-        allowed: Any,
-        size: int | None,
-        unit: str | None,
-        request_id: str | None,
-    ) -> Decision | Slate:
-        """Return the decision of a unit or a request, made now or before."""
-        leaves = jax.tree.map(lambda leaf: leaf[None], context)
-        asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
-        if size is None:
-            return self._decide_asked(projection, mask, context, asks)[0][0]
-        if unit is not None:
-            raise ValueError("unit was given with size: a unit has one decision; give request_id to repeat a slate")
-        num_places = check_count(size, "size")  # of a slate that was made before, its arms may be retired
-        return Slate(tuple(self._decide_asked(projection, mask, context, asks, num_places=num_places)[0]))
 
     def _decide_asked(
         self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], **shape: Any
@@ -501,31 +491,25 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the program does not take the keyword `num_arms`.
         """
-        projection = self._catch_up()
-        added, names, retired = arms_with(projection, self._program, name)
-        self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
+        self._catch_up()
+        projection = self._experiment.change_arms(lambda latest: arms_with(latest, self._program, name))
         self._checkpoint(1)  # to open is not to refit again
-        return added
+        return projection.task.arms.names[-1] if name is None else name
 
     def retire_arm(self, arm: Any) -> None:
         """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
-        projection = self._catch_up()
-        retired = retired_with(projection, arm)
-        self._experiment.change_arms(list(projection.task.arms.names), retired, is_paused=projection.is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"retired": retired_with(latest, arm)})
 
     def pause(self) -> None:
         """Refuse new decisions, in every process, until `resume`; rewards are still learnt, and repeated requests answered."""
-        self._pause(True)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": True})
 
     def resume(self) -> None:
         """Make decisions again."""
-        self._pause(False)
-
-    def _pause(self, is_paused: bool) -> None:
-        projection = self._catch_up()
-        if projection.is_paused != is_paused:
-            names = list(projection.task.arms.names)
-            self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
+        self._catch_up()
+        self._experiment.change_arms(lambda latest: {"is_paused": False})
 
     def verify(self, head: str | None = None) -> Verification:
         """Check that no event was edited or removed, and that the stored posteriors follow from the events.

@@ -254,7 +254,7 @@ def decide_asked(
             if leaders:
                 num = len(leaders) if num_places is None else check_size(projection, allowed, num_places)
                 refuse(projection, num if num_places is None else 1)  # a slate may pass a look
-                merged = [_merged(row, leader, knowns) for row in leaders]
+                merged = _merged(leader, knowns)
                 merged[0] = merged[0]._replace(keys=[*merged[0].keys, *keys])
                 index, units = np.array(leaders), [asks[row].unit for row in leaders]
                 own = jax.tree.map(lambda leaf, index=index: leaf[index], contexts) if is_batch else contexts
@@ -297,31 +297,28 @@ def _leaders(asks: Sequence[Ask], knowns: Sequence[Known]) -> tuple[dict[int, in
     """
     leader: dict[int, int] = {}
     by_name: dict[str, int] = {}
+    by_request: dict[str, int] = {}
     for row, (ask, known) in enumerate(zip(asks, knowns, strict=True)):
-        if known.events is not None:
-            continue
-        first = next((by_name[name] for name in ask.names if name in by_name), row)
-        for other in range(row):
-            if (
-                ask.request is not None
-                and asks[other].request == ask.request
-                and asks[other].arguments != ask.arguments
-            ):
+        if ask.request is not None:
+            other = by_request.setdefault(ask.request, row)
+            if known.events is None and asks[other].arguments != ask.arguments:
                 raise RequestIdReused(
                     f"request_ids has {ask.request!r} in the rows {other} and {row} with other arguments"
                 )
-        leader[row] = first
-        by_name |= dict.fromkeys(ask.names, first)
+        if known.events is None:
+            leader[row] = first = next((by_name[name] for name in ask.names if name in by_name), row)
+            by_name |= dict.fromkeys(ask.names, first)
     return leader, [row for row, first in leader.items() if row == first]
 
 
-def _merged(row: int, leader: Mapping[int, int], knowns: Sequence[Known]) -> Known:
-    """Return what is known of a row that decides, with the keys of the rows that it decides for."""
-    keys: dict[str, Key] = {}
-    for other, first in leader.items():
-        if first == row:
-            keys = {key.name: key for key in knowns[other].keys} | keys
-    return knowns[row]._replace(keys=list(keys.values()))
+def _merged(leader: Mapping[int, int], knowns: Sequence[Known]) -> list[Known]:
+    """Return what is known of each row that decides, with the keys of the rows that it decides for."""
+    keys: dict[int, dict[str, Key]] = {}
+    for row, first in leader.items():
+        own = keys.setdefault(first, {})
+        for key in knowns[row].keys:
+            own.setdefault(key.name, key)
+    return [knowns[first]._replace(keys=list(own.values())) for first, own in keys.items()]
 
 
 _MAX_SLATES = 2000  # that `place_propensities` adds up: one compiled decision each

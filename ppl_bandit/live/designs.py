@@ -105,8 +105,8 @@ def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> 
         )
 
 
-def arms_with(projection: Projection, program: Callable, name: str | None) -> tuple[Any, list[Any], frozenset[int]]:
-    """Return the added arm, all arms and the retired ones, after an arm is added or brought back.
+def arms_with(projection: Projection, program: Callable, name: str | None) -> dict[str, Any]:
+    """Return what changes of the arms when one is added or brought back.
 
     Args:
         program: as the user wrote it, with or without the keyword `num_arms`.
@@ -117,7 +117,7 @@ def arms_with(projection: Projection, program: Callable, name: str | None) -> tu
     """
     names, retired = list(projection.task.arms.names), projection.retired
     if name in names and names.index(name) in retired:
-        return name, names, retired - {names.index(name)}
+        return {"retired": sorted(retired - {names.index(name)})}
     if (name is None) != isinstance(names[0], int):
         raise ValueError(f"name is {name!r}, but the arms are {names}: give a name if and only if the arms have names")
     if name is not None:
@@ -129,11 +129,10 @@ def arms_with(projection: Projection, program: Callable, name: str | None) -> tu
             "the program has a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
             'with numpyro.plate("arms", num_arms): ...`, and give each new arm its own latents'
         )
-    added = len(names) if name is None else name
-    return added, [*names, added], retired
+    return {"arms": [*names, len(names) if name is None else name]}
 
 
-def retired_with(projection: Projection, arm: Any) -> frozenset[int]:
+def retired_with(projection: Projection, arm: Any) -> list[int]:
     """Return the retired arms after one more is retired.
 
     Raises:
@@ -142,4 +141,4 @@ def retired_with(projection: Projection, arm: Any) -> frozenset[int]:
     retired = projection.retired | {projection.task.arms.index(arm)}
     if len(retired) == len(projection.task.arms):
         raise ValueError(f"arm={arm!r} is the last one that is played: add another arm before retiring it")
-    return retired
+    return sorted(retired)

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.checks import as_interaction
 from ppl_bandit.inputs.data_frames import column_values, key_names
-from ppl_bandit.journal.events import DecisionRecord, fold_decision
+from ppl_bandit.journal.events import IMPORTED, DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.posterior.task import why_not_in_part
 from ppl_bandit.program.model.probing import feasible_latents
@@ -150,8 +150,7 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
 
     with experiment.fold_lock:
         task = experiment.projection.task
-        arms, rewards, contexts = experiment.history.rows()
-        positions = experiment.history.positions()
+        arms, rewards, contexts, _, positions = experiment.history.rows()
     ids, propensity = np.full(arms.size, None, object), np.full(arms.size, np.nan)
     decided, rewarded = propensity.copy(), propensity.copy()
     for record in experiment.store.decisions(experiment.name):
@@ -159,8 +158,8 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
         if row < arms.size and positions[row] == record.row:
             ids[row], decided[row] = shown_name(record.decided.decision), record.decided.time
             rewarded[row], propensity[row] = record.settled, record.propensity
-    for event in experiment.store.imported(experiment.name):
-        propensity[positions == event.position] = event.body["propensity"]
+    for event in experiment.store.read(experiment.name, kinds=(IMPORTED,)):
+        propensity[positions == event.position] = event.body.get("propensity", np.nan)
     columns: dict[str, Any] = {
         "decision": ids,
         "decided": _times(decided),

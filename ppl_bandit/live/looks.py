@@ -246,21 +246,8 @@ def _verdict(projection: Projection, design: Design, is_due: bool, num_pending: 
         words = f"No look is due: the first takes place at {first} decisions, and {num_decisions} were made."
         own = None if control is None else names[control]
         counts = num_decisions, len(projection.history), num_pending
-        return LookVerdict(
-            0,
-            False,
-            ENDINGS[CONTINUE],
-            None,
-            [],
-            list(names),
-            own,
-            {},
-            {},
-            None,
-            *counts,
-            next_look=first,
-            verdict=words,
-        )
+        goes_on = ENDINGS[CONTINUE]
+        return LookVerdict(0, False, goes_on, None, [], list(names), own, {}, {}, None, *counts, first, words)
     is_stop = look["ending"] != ENDINGS[CONTINUE]
     later = [rows for rows in design.look_rows if rows > num_decisions]
     found = LookVerdict(

@@ -35,7 +35,7 @@ def plot_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
     draw = _draw_densities if len(found.arms) <= _MAX_DENSITIES else _draw_forest
     figure = draw(found, played, label)
     figure.suptitle(title, fontsize=11)
-    figure.supxlabel(caption, fontsize=8, color="0.35")
+    figure.supxlabel(caption, fontsize=8, alpha=0.65)
     return figure
 
 
@@ -71,7 +71,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
         1, 3, figsize=(11, 0.27 * rows.size + 1.7), width_ratios=(3, 1, 1), sharey=True, layout="constrained"
     )
     axes[0].hlines(rows[: leading.size], found.low[leading], found.high[leading], color=_BLUE, linewidth=2.2)
-    axes[0].plot(found.mean[leading], rows[: leading.size], "o", color="black", markersize=4.5)
+    axes[0].plot(found.mean[leading], rows[: leading.size], "o", color=axes[0].title.get_color(), markersize=4.5)
     if others.size:
         names.append(f"{others.size} others")
         axes[0].hlines(rows[-1], found.low[others].min(), found.high[others].max(), color=_GREY, linewidth=2.2)
@@ -84,7 +84,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
         axis.set(xlabel=heading, xlim=(0.0, 1.3 * max(*widths, 0.1)))
     axes[0].set(xlabel=f"{label}\nposterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
     axes[0].set_yticklabels([name if len(name) <= 28 else f"{name[:27]}..." for name in names], fontsize=8.5)
-    axes[0].grid(axis="x", color="0.92")
+    axes[0].grid(axis="x", alpha=0.3)
     axes[0].set_axisbelow(True)
     for axis in axes[1:]:
         axis.tick_params(left=False)

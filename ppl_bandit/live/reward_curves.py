@@ -148,7 +148,7 @@ def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: s
     figure.supxlabel(
         f"posterior mean and central 95% interval, the other entries as in the contexts that were seen{rest}{more}",
         fontsize=8,
-        color="0.35",
+        alpha=0.65,
     )
     return figure
 
@@ -206,17 +206,18 @@ def plot_levels(found: RewardCurves, arms: list[Any], played: np.ndarray, title:
         played: index of the arm of every learnt reward, in order.
         unit: of the expected reward.
     """
-    figure, (above, below) = figure_tools().subplots(
-        2, 1, figsize=(9, 5.2), sharex=True, layout="constrained", height_ratios=(4, 1)
-    )
     shown = np.sort(np.argsort(-found.mean[-1])[:_MAX_ARMS_OVER_TIME])
+    figure, (above, below) = figure_tools().subplots(
+        2, 1, figsize=(9, 5.2), sharex=True, layout="constrained", height_ratios=(16, shown.size)
+    )
     for row, (index, (colour, dash)) in enumerate(zip(shown, styles(), strict=False)):
         found.draw(above, index, colour, dash, str(arms[index]))
         numbers = 1 + np.flatnonzero(played == index)
         below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
     above.set(ylabel=reward_label(unit), title=title)
     figure.legend(*above.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    below.set(xlabel=found.name, ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
-    below.set_ylim(shown.size - 0.5, -0.5)
-    figure.supxlabel(f"mean and 95% interval of the next decision's law; {caption}", fontsize=8)
+    below.set(xlabel=found.name, ylabel="played", ylim=(shown.size - 0.5, -0.5))
+    below.set_yticks(range(shown.size), [str(arms[index]) for index in shown], fontsize=8)
+    rest = f"; {shown.size} of {len(arms)} arms" if shown.size < len(arms) else ""
+    figure.supxlabel(f"mean and 95% interval of the next decision's law{rest}; {caption}", fontsize=8)
     return figure

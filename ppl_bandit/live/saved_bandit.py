@@ -31,7 +31,7 @@ from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.posterior.learning import Learner
-from ppl_bandit.posterior.task import History
+from ppl_bandit.posterior.task import History, Rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.archive import read_archive
 
@@ -234,7 +234,7 @@ def _stream(header: dict[str, Any], history: History) -> list[Event]:
     end: the arms, and the last look.
     """
     recorded = {fields[0]: Event(*fields) for fields in header["decisions"]}
-    (arms, rewards, contexts), positions = history.rows(), history.positions()
+    arms, rewards, contexts, _, positions = history.rows()
     events = []
     for position in range(1, header["position"] + 1):
         event, own = recorded.get(position), slice(*np.searchsorted(positions, [position, position + 1]))
@@ -256,5 +256,5 @@ def _build_history(model: RewardModel, leaves: list[Any] | None) -> History:
     if not leaves or not leaves[0].size:
         return history
     row: Any = np.zeros(0)
-    structure: Any = jax.tree.structure((row, dict.fromkeys(model.outcomes, row), model.context, row))
+    structure: Any = jax.tree.structure(Rows(row, dict.fromkeys(model.outcomes, row), model.context, positions=row))
     return history.extended(structure.unflatten(leaves))

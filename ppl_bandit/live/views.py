@@ -451,4 +451,4 @@ class ReadableBandit:
 
     def _rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
         with self._experiment.fold_lock:
-            return self._experiment.history.rows()
+            return self._experiment.history.rows()[:3]

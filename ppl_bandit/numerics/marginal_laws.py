@@ -26,7 +26,7 @@ _NUM_AVERAGE_NODES = 20  # enough for integrals over the whole range, which conv
 _NUM_QUANTILE_NODES = 192
 _CUTOFF = 23.0  # nats below the largest log density at which a distribution is truncated: 1e-10
 # The integral over an interval between two nodes, in steps, of the polynomial through the six nodes around it.
-_INTERVAL_WEIGHTS = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
+INTERVAL_WEIGHTS = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
 _NUM_NEWTON = 3
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 _LARGEST_V = 30.0  # sinh(30) = 5e12
@@ -190,7 +190,7 @@ def quantile(law: MarginalLaw, order: Float[Array, ""]) -> Float[Array, " A"]:
         ends = running[index], running[index + 1], sign * mass[index], sign * mass[index + 1]
         part = jnp.clip((target - ends[0]) / jnp.where(ends[1] == ends[0], 1.0, ends[1] - ends[0]), 0.0, 1.0)
         for _ in range(6):
-            value, slope = _hermite(part, *ends)
+            value, slope = hermite(part, *ends)
             part = jnp.clip(part - (value - target) / jnp.where(slope == 0, 1.0, slope), 0.0, 1.0)
         return index + part
 
@@ -226,7 +226,7 @@ def _interval_integrals(density: Float[Array, "A G"]) -> Float[Array, "A G-1"]:
     """Integrate a density that is 0 beyond the nodes over each interval between two of them, in steps."""
     num_intervals = density.shape[1] - 1
     padded = jnp.pad(density, ((0, 0), (2, 2)))
-    return sum(weight * padded[:, first : first + num_intervals] for first, weight in enumerate(_INTERVAL_WEIGHTS))
+    return sum(weight * padded[:, first : first + num_intervals] for first, weight in enumerate(INTERVAL_WEIGHTS))
 
 
 def _density_of_v(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
@@ -373,14 +373,14 @@ def cdf_and_density(
         for values in (table.below, table.mass)
         for at in (index, index + 1)
     ]
-    below, mass = _hermite(position - index, *ends)
+    below, mass = hermite(position - index, *ends)
     below = jnp.clip(below, 0.0, 1.0)
     is_inside = (v > -law.low[:, None]) & (v < law.high[:, None])
     density = jnp.where(is_inside, jnp.maximum(mass, 0.0) * speed * per_step, 0.0)
     return jnp.where((law.slope * law.power > 0)[:, None], below, 1.0 - below), density
 
 
-def _hermite(part: Array, start: Array, end: Array, slope: Array, end_slope: Array) -> tuple[Array, Array]:
+def hermite(part: Array, start: Array, end: Array, slope: Array, end_slope: Array) -> tuple[Array, Array]:
     """Interpolate between two values with given slopes, and return the derivative too; `part` runs from 0 to 1."""
     rise = end - start
     square, cube = 3.0 * rise - 2.0 * slope - end_slope, slope + end_slope - 2.0 * rise

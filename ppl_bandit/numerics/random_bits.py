@@ -1,6 +1,4 @@
-"""Random bits and whole numbers: unrolled Threefry, and binomial and multinomial draws.
-
-Also here: binomial and multinomial draws, by inversion of the distribution function.
+"""Random bits and whole numbers: unrolled Threefry, and multinomial draws by inversion of the distribution function.
 
 Every function takes a key first and spends it, and runs under `jit`, `vmap` and `scan`.
 """
@@ -75,11 +73,12 @@ def to_normal(high: Array, low: Array | None, dtype: DTypeLike) -> Array:
     depth = -jnp.log(remaining.astype(jnp.float32))
     middle, root = 0.4 * depth - 1.0, jnp.sqrt(depth)
     tail = (2.0 * root - _LAST_ROOT - _FIRST_ROOT) / (_LAST_ROOT - _FIRST_ROOT)
-    ratio = jnp.where(depth < 5.0, _polynomial(_MIDDLE, middle), _polynomial(_TAIL, tail))
+    ratio = jnp.where(depth < 5.0, polynomial(_MIDDLE, middle), polynomial(_TAIL, tail))
     return symmetric * ratio.astype(dtype)
 
 
-def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+def polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+    """Return a polynomial with the given coefficients, the constant first."""
     value = jnp.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = value * x + coefficient
@@ -109,20 +108,6 @@ _STIRLING_ERRORS = tuple(
 _Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
 
 
-def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Draw Binomial(num, prob) variables, as floats.
-
-    The search starts at the mode and adds probabilities outwards, for all elements together.
-
-    Args:
-        num: whole numbers of at least 0; broadcasts against `prob`.
-        prob: in [0, 1].
-    """
-    prob = as_float(prob)
-    num, prob = jnp.broadcast_arrays(jnp.asarray(num, prob.dtype), prob)
-    return _binomial(uniform(key, prob.shape, prob.dtype), num, prob)
-
-
 def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, " K"]:
     """Draw the counts of `num` independent draws from Cat(probs), as floats.
 
@@ -150,6 +135,10 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
 
 
 def _binomial(quantile: Array, num: Array, prob: Array) -> Array:
+    """Turn uniform numbers into Binomial(num, prob) variables, for whole numbers `num` of at least 0.
+
+    The search starts at the mode and adds probabilities outwards, for all elements together.
+    """
     inside = jnp.clip(prob, jnp.finfo(prob.dtype).tiny, 1.0 - jnp.finfo(prob.dtype).epsneg)
     odds = inside / (1.0 - inside)
     mode = jnp.minimum(jnp.floor((num + 1.0) * inside), num)

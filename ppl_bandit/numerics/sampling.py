@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
-from ppl_bandit.numerics.random_bits import Shape, as_float, to_normal, to_unit_interval
+from ppl_bandit.numerics.random_bits import Shape, as_float, polynomial, to_normal, to_unit_interval
 from ppl_bandit.runtime.random_draws import materialize, random_words
 from ppl_bandit.types import Key
 
@@ -270,8 +270,4 @@ def _raised(x: Array) -> tuple[Array, Array]:
 def _stirling_remainder(z: Array) -> Array:
     """Return log Gamma(z) minus (z - 1/2) log z - z + log(2 pi) / 2."""
     inverse = 1.0 / z
-    square = inverse * inverse
-    total = jnp.full_like(z, _SERIES[-1])
-    for coefficient in _SERIES[-2::-1]:
-        total = total * square + coefficient
-    return total * inverse
+    return polynomial(_SERIES, inverse * inverse) * inverse

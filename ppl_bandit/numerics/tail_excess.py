@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.marginal_laws import IDENTITY, LOGIT, MarginalLaw, log_density
+from ppl_bandit.numerics.marginal_laws import IDENTITY, INTERVAL_WEIGHTS, LOGIT, MarginalLaw, log_density
 from ppl_bandit.types import BestArmMoments, Tail
 
 _NUM_NODES = 48  # from the mean upwards: a Gittins index is off by 4e-5 posterior deviations at 2,000 decisions left
@@ -98,8 +98,7 @@ def _running_weights(num_nodes: int) -> np.ndarray:
     padded[2:-2] = np.eye(num_nodes)
     padded[1] = before @ padded[2:7]
     padded[0] = before @ padded[1:6]
-    stencil = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
-    pieces = [stencil @ padded[start : start + 6] for start in range(num_nodes - 1)]
+    pieces = [INTERVAL_WEIGHTS @ padded[start : start + 6] for start in range(num_nodes - 1)]
     return np.vstack([np.cumsum(pieces[::-1], axis=0)[::-1], np.zeros(num_nodes)]).T
 
 

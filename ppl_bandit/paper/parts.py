@@ -13,7 +13,7 @@ import numpy as np
 from ppl_bandit import selectors
 from ppl_bandit.display.terminal import progress_reporter
 from ppl_bandit.paper import runs, settings
-from ppl_bandit.paper.runs import GridRegret, simulate_setting
+from ppl_bandit.paper.runs import GridRegret, run_setting
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_points
 from ppl_bandit.simulation.chunks import run_in_processes
 from ppl_bandit.simulation.executors import ExecutorLost
@@ -70,7 +70,7 @@ def _descriptions(sizes: settings.Sizes) -> dict[str, tuple[Any, ...]]:
     """Return {name: title, function, number of problems of a grid (None for all), number of realizations}."""
 
     def of_setting(name: str) -> tuple[Any, ...]:
-        return settings.SETTINGS[name].title, partial(runs.run_setting, name), sizes.runs[name]
+        return settings.SETTINGS[name].title, partial(run_setting, name), sizes.runs[name]
 
     def of_grid(num_arms: int, num_problems: int | None) -> tuple[Any, ...]:
         function = partial(runs.bernoulli_grid, num_arms)
@@ -137,14 +137,9 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str, executor: E
     """Simulate and judge the claim that a larger M does not help."""
     regrets = {}
     for size in _TABLE_SIZES:
-        found = simulate_setting(
-            "bernoulli",
-            {RANDOM: selectors.double_sampling()},
-            num_runs,
-            num_samples=size,
-            seed=seed,
-            precision=precision,
-            executor=executor,
+        policies = {RANDOM: selectors.double_sampling()}
+        found = run_setting(
+            "bernoulli", num_runs, policies, num_samples=size, seed=seed, precision=precision, executor=executor
         )
         (regrets[size],) = score_selectors(found)
     shown = ", ".join(f"M = {size}: {score.mean:.2f} +- {score.error:.2f}" for size, score in regrets.items())
@@ -160,7 +155,7 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str, executor: E
 def claim_of_quantile(num_runs: int, *, seed: int, precision: str, executor: Executor | None = None) -> Claim:
     """Simulate and judge the claim that the quantile of Bayes-UCB causes its loss on linear Gaussian problems."""
     policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
-    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision, executor=executor)
+    found = run_setting("linear-figure", num_runs, policies, seed=seed, precision=precision, executor=executor)
     regrets = {score.selector: (score.mean, score.error) for score in score_selectors(found)}
     shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
     paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]

@@ -93,9 +93,6 @@ _NOTES = [
     "footnote describes, with one arm better in every context, so compare the clouds of points, not single points.",
 ]
 
-if TYPE_CHECKING:
-    import xarray
-
 _STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
 _MAX_LARGE_MARKERS = 60  # problems of a grid; more are drawn with smaller markers
@@ -106,7 +103,7 @@ def draw_execution(runs: "xarray.Dataset", path: Path) -> None:
     plt = figure_tools()
     run = runs.sel(selector=LOWEST)
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    draw_by_arm(axes[0], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+    draw_by_arm(axes[:1], [np.asarray(run.one_best_arm_probs)], "P(arm is best), p-hat")
     axes[0].set(ylim=(-0.03, 1.03), title="p-hat over time")
     axes[0].legend()
     axes[1].step(run.step, run.one_num_candidates, color="black", linewidth=0.9)

@@ -66,27 +66,19 @@ class GridRegret(NamedTuple):
 
 
 def run_setting(
-    name: str, num_realizations: int, *, seed: int = 0, precision: str, executor: Executor | None = None
-) -> "xarray.Dataset":
-    """Simulate every policy in a setting, and return the summary."""
-    policies = {policy: make() for policy, make in POLICIES.items()}
-    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision, executor=executor)
-
-
-def simulate_setting(
     name: str,
-    policies: Mapping[str, Selector],
     num_realizations: int,
+    policies: Mapping[str, Selector] | None = None,
     *,
     num_samples: int = 1000,
     seed: int = 0,
     precision: str,
     executor: Executor | None = None,
 ) -> "xarray.Dataset":
-    """Simulate policies in a setting, and return the summary; a verdict on fewer realizations would mislead.
+    """Simulate policies, or all of the paper's, in a setting, and return the summary.
 
     Raises:
-        KeyboardInterrupt: if not all have finished; `simulate` has written why.
+        KeyboardInterrupt: if not all have finished: a verdict on fewer realizations would mislead.
     """
     setting = SETTINGS[name]
     is_linear = bool(setting.weights)
@@ -98,7 +90,7 @@ def simulate_setting(
         seed,
         model,
         engines.conjugate,
-        policies,
+        {policy: make() for policy, make in POLICIES.items()} if policies is None else policies,
         Environment(model, truth, uniform_context if is_linear else None),
         num_steps=setting.num_steps,
         num_realizations=num_realizations,

@@ -12,7 +12,7 @@ import numpy as np
 from ppl_bandit import engines
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.engines.proof.certificate import is_affine, resolution
-from ppl_bandit.posterior.learning import UPDATE_SIZES, Learner, batch_sizes, row_batches, start
+from ppl_bandit.posterior.learning import RENEWED, UPDATE_SIZES, Learner, batch_sizes, row_batches, start
 from ppl_bandit.posterior.task import History, Rows, Task, counted_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.packed_state import unpack, with_changes
@@ -27,7 +27,6 @@ LADDER: Mapping[str, str] = {
     "reweight": "nuts",
 }
 _MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
-_RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
 _MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
@@ -100,9 +99,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         above = above._replace(examples=refused)
     replayed, warnings = History(task.model.outcomes), list[str]()
     if len(history):
-        past = Rows(*history.rows())
+        past = history.rows()
         above, _, warnings = learn(task, above, replayed, past)
-        replayed = replayed.extended((*past[:3], history.positions()))
+        replayed = replayed.extended(past)
     above, info, more = learn(task, above, replayed, rows)
     moved = (
         f"from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
@@ -188,7 +187,7 @@ def _rounded_up(num_rows: int) -> int:
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
     """Return whether draws without evidence can be used for now: enough have weight, and more rewards renew them."""
     engine = learner.engine
-    if engine.explanation.engine not in _RENEWED or rows.arms.size > 1:
+    if engine.explanation.engine not in RENEWED or rows.arms.size > 1:
         return False
     is_sound = bool(getattr(info, "may_recover", True)) and not bool(info.is_full)
     return is_sound and bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"])
@@ -207,7 +206,7 @@ def _refused(rows: Rows, info: Any) -> Interaction | None:
     failed = _not_certified(rows, info)[:_MAX_EXAMPLES]
     if not failed.size:
         return None
-    arms, rewards, contexts, _ = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows[:3])
     return Interaction(arms, rewards, contexts)
 
 

@@ -22,6 +22,7 @@ UPDATE_SIZES = (1024, 32, 1)
 # Rows. A larger capacity is compiled anew, for seconds. 16,000 in place of 4,000 make a step of a logistic program with 10
 # features 1.13 times as long, of which most is copying the rows.
 _FIRST_CAPACITY = 8000
+RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
 _FIRST_BYTES = 1 << 22  # contexts of more bytes, which a step copies, start with an eighth of it
 
 
@@ -53,6 +54,16 @@ class Learner(NamedTuple):
     def state(self) -> Any:
         """The engine's state; NumPy arrays if it is stored packed."""
         return unpack(jax.device_get(self.stored)) if isinstance(self.stored, Packed) else self.stored
+
+    @property
+    def learns_singly(self) -> bool:
+        """Whether rows that came together are best learnt one after another.
+
+        An engine that stores rows compiles an update for each number of rows when it comes, for seconds. One row is compiled,
+        and takes milliseconds where the draws are seldom renewed.
+        """
+        engine = self.engine
+        return engine.capabilities.reserve is not None and engine.explanation.engine in RENEWED
 
     def with_state(self, state: Any) -> "Learner":
         """Return the learner with another state, of NumPy arrays."""

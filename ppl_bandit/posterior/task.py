@@ -81,12 +81,14 @@ class Rows(NamedTuple):
         rewards: {outcome: (N,)}; nan for an outcome that is not learnt yet.
         contexts: with a leading axis N.
         counted: (N, outcomes), which outcomes to learn now; None learns all that are not nan.
+        positions: (N,), of their events, if they are in a history; rows with position 0 cannot be edited.
     """
 
     arms: np.ndarray
     rewards: dict[str, np.ndarray]
     contexts: Any
     counted: np.ndarray | None = None
+    positions: Any = None
 
 
 def learning_model(task: Task) -> RewardModel:
@@ -154,7 +156,7 @@ _BLOCK = 256  # number of parts that are joined into one
 
 
 class History:
-    """Rows of (arms, {outcome: rewards}, contexts), each with the position of its event in the journal.
+    """All rows that were learnt.
 
     Rows are stored in parts as they were added, and joined when they are read. An outcome that is not learnt yet is nan.
 
@@ -171,7 +173,7 @@ class History:
         self._load = load  # histories that extend this one share it, and it loads once
         # Joined blocks, a list of later parts, and the number of these parts that belong to this history: histories that
         # extend it share the list.
-        self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
+        self._parts: tuple[tuple[Rows, ...], list[Rows], int] = ((), [], 0)
         # Changes of rows that are not made yet, and the number of them that belong to this history, which share the list.
         self._edits: tuple[list[Mapping[int, Rows | None]], int] = ([], 0)
         self.num_rows = num_rows
@@ -180,12 +182,8 @@ class History:
     def __len__(self) -> int:
         return self.num_rows
 
-    def extended(self, *parts: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]) -> "History":
-        """Return a history with more rows.
-
-        Args:
-            parts: (arms, rewards, contexts, positions) of some rows each; rows with position 0 cannot be edited.
-        """
+    def extended(self, *parts: Rows) -> "History":
+        """Return a history with more rows, which have positions."""
         blocks, pieces, num_pieces = self._parts
         if len(pieces) > num_pieces:  # another history extends this one
             pieces = pieces[:num_pieces]
@@ -194,23 +192,15 @@ class History:
             blocks, pieces = (*blocks, _joined(pieces)), []
         if len(blocks) >= _BLOCK:
             blocks = (_joined(blocks),)
-        longer = History(self._outcomes, self.num_rows + sum(part[0].size for part in parts), self._load)
+        longer = History(self._outcomes, self.num_rows + sum(part.arms.size for part in parts), self._load)
         longer._parts, longer._edits = (blocks, pieces, len(pieces)), self._edits
         longer.num_completed = self.num_completed
         return longer
 
-    def with_rows(self, rows: Sequence[tuple[int, Any]], positions: Sequence[int]) -> "History":
+    def with_rows(self, rows: Sequence[tuple[int, Rows]], positions: Sequence[int]) -> "History":
         """Return a history with more rows, each given with the index of its event in `positions`."""
-        parts = [(*own[:3], np.array([positions[index]] * own.arms.size)) for index, own in rows]
+        parts = [Rows(*own[:3], positions=np.array([positions[index]] * own.arms.size)) for index, own in rows]
         return self.extended(*parts) if parts else self
-
-    def rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
-        """Return all rows; contexts are None if there are no rows."""
-        return self._whole()[:3]
-
-    def positions(self) -> np.ndarray:
-        """Return the position of each row's event."""
-        return self._whole()[3]
 
     def edited(self, edits: Mapping[int, Rows | None], num_completed: int = 0) -> "History":
         """Return a history with other rows at some positions, one each; None removes a row, if it is there.
@@ -223,8 +213,8 @@ class History:
         changed = History(self._outcomes, self.num_rows, self._load)
         changed._parts, changed.num_completed = self._parts, self.num_completed + num_completed
         if None in edits.values():
-            rows, _ = _edited(self._whole(), edits)
-            changed._load, changed._parts, changed.num_rows = None, _parts_of(rows), rows[0].size
+            rows, _ = _edited(self.rows(), edits)
+            changed._load, changed._parts, changed.num_rows = None, _parts_of(rows), rows.arms.size
             return changed
         waiting, num_waiting = self._edits
         waiting = waiting if len(waiting) == num_waiting else waiting[:num_waiting]
@@ -235,7 +225,7 @@ class History:
         changed._edits = waiting, len(waiting)
         return changed
 
-    def _own(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
+    def _own(self) -> Rows:
         """Return the rows that were added, without the changes."""
         blocks, pieces, num_pieces = self._parts
         parts = [*blocks, *pieces[:num_pieces]]
@@ -243,13 +233,15 @@ class History:
             parts = [_joined(parts)]
             self._parts = (parts[0],), [], 0  # the same rows
         if not parts:
-            return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
+            nothing = {name: np.zeros(0) for name in self._outcomes}
+            return Rows(np.zeros(0, int), nothing, None, positions=np.zeros(0, np.int64))
         return parts[0]
 
-    def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
-        rows, earlier = self._own(), None if self._load is None else self._load()._whole()
-        if earlier is not None and earlier[0].size:
-            rows = _joined([earlier, rows]) if rows[0].size else earlier
+    def rows(self) -> Rows:
+        """Return all rows; contexts are None if there are no rows."""
+        rows, earlier = self._own(), None if self._load is None else self._load().rows()
+        if earlier is not None and earlier.arms.size:
+            rows = _joined([earlier, rows]) if rows.arms.size else earlier
         waiting, num_waiting = self._edits
         if num_waiting:
             rows, _ = _edited(
@@ -258,18 +250,15 @@ class History:
         return rows
 
 
-def _parts_of(
-    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray],
-) -> tuple[tuple[Any, ...], list[Any], int]:
-    return (rows,) if rows[0].size else (), [], 0
+def _parts_of(rows: Rows) -> tuple[tuple[Rows, ...], list[Rows], int]:
+    return (rows,) if rows.arms.size else (), [], 0
 
 
-def _edited(
-    rows: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray], edits: Mapping[int, Rows | None]
-) -> tuple[Any, dict[int, Rows | None]]:
+def _edited(rows: Rows, edits: Mapping[int, Rows | None]) -> tuple[Rows, dict[int, Rows | None]]:
     """Return a copy of rows with changes at their positions, and the changes at other positions."""
-    arms, values, contexts, positions = jax.tree.map(np.copy, rows)
-    is_kept, others = np.ones(arms.size, bool), {}
+    kept = jax.tree.map(np.copy, rows)
+    positions = kept.positions
+    is_kept, others = np.ones(positions.size, bool), {}
     order = np.argsort(positions, kind="stable")  # rows may be learnt in the order of their decisions
     for position, edit in edits.items():
         place = int(np.searchsorted(positions, position, sorter=order))
@@ -279,9 +268,8 @@ def _edited(
         elif edit is None:
             is_kept[row] = False
         else:
-            for leaf, own in zip(jax.tree.leaves((arms, values, contexts)), jax.tree.leaves(edit[:3]), strict=True):
+            for leaf, own in zip(jax.tree.leaves(kept[:3]), jax.tree.leaves(edit[:3]), strict=True):
                 leaf[row] = own[0]
-    kept = (arms, values, contexts, positions)
     return (kept if is_kept.all() else jax.tree.map(lambda leaf: leaf[is_kept], kept)), others
 
 

@@ -4,6 +4,7 @@ A function that JAX compiles keeps the numbers that it saw while it was traced. 
 that are compiled before and after the change see different numbers, and posterior and expected rewards disagree.
 """
 
+import contextlib
 import dis
 import functools
 import sys
@@ -63,16 +64,12 @@ def _read_by(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, A
         return
     if not is_users_file(code.co_filename):
         return
-    names, stored = _names_in(code)
+    names, stored = names_in(code)
     read = names - stored
     if _is_own_object(owner):
         yield from _parts(type(owner).__name__, owner, read, seen, depth)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+    for name, value in closure_values(function).items():
         if name not in stored:
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
             yield from _parts(name, value, read, seen, depth)
     for name in sorted(read):
         if name in function.__globals__:
@@ -128,8 +125,17 @@ def _is_own_object(value: Any) -> bool:
     return name == "__main__" or (file is not None and is_users_file(file))
 
 
+def closure_values(function: Any) -> dict[str, Any]:
+    """Return the variables of enclosing functions that a function reads; those not assigned yet are left out."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
+
+
 @functools.cache
-def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of globals and attributes that code reads, and the names outside of it that it assigns."""
     names, stored = set(code.co_names), set[str]()
     for instruction in dis.get_instructions(code):
@@ -137,7 +143,7 @@ def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             stored.add(instruction.argval)
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            more, also = _names_in(const)
+            more, also = names_in(const)
             names |= more
             stored |= also - set(code.co_varnames) - set(code.co_cellvars)
     return frozenset(names), frozenset(stored)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bandit.program.closed_over import closure_values, names_in
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.sites import abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import log_prob, run_program
@@ -151,12 +152,12 @@ def _digest_object(digest: Any, value: Any, seen: list[Any]) -> None:
     elif hasattr(value, "__code__"):
         digest.update(value.__qualname__.encode())
         module = str(getattr(value, "__module__", ""))
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        cells = list(closure_values(value).values())
         if module.partition(".")[0] in _LIBRARIES:
             parts = cells if module.startswith("ppl_bandit.") else []
         else:
             _digest_code(digest, value.__code__)
-            reads = [value.__globals__.get(name) for name in sorted(_global_names(value.__code__))]
+            reads = [value.__globals__.get(name) for name in sorted(names_in(value.__code__)[0])]
             parts = [value.__defaults__, value.__kwdefaults__, cells, reads]
     elif isinstance(value, type | types.ModuleType):
         digest.update(getattr(value, "__qualname__", value.__name__).encode())
@@ -166,22 +167,6 @@ def _digest_object(digest: Any, value: Any, seen: list[Any]) -> None:
     for part in parts:
         _digest_object(digest, part, seen)
     digest.update(f"{len(parts)};".encode())
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _global_names(code: Any) -> set[str]:
-    names = set(code.co_names)
-    for const in code.co_consts:
-        if hasattr(const, "co_code"):
-            names |= _global_names(const)
-    return names
 
 
 def _code_of(program: Callable) -> Any:

@@ -94,6 +94,12 @@ def called_jaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
     return None
 
 
+def function_file(eqn: Any) -> str:
+    """Return the file of the function that an equation calls; "" if JAX did not record it."""
+    called = called_jaxpr(eqn)
+    return (called and called[0].debug_info.func_filename) or ""
+
+
 def scan_parts(eqn: Any) -> tuple[Jaxpr, Sequence[Any], int, int]:
     """Return the body of a `scan` with its constants, the number of constant operands and the number of carried values.
 

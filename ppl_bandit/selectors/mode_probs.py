@@ -244,11 +244,6 @@ def _product_of_others(before: Complex[Array, "A K"], after: Complex[Array, "A K
 
 
 @functools.cache
-def _gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
-    return (nodes + 1.0) / 2.0, weights / 2.0
-
-
 def _tie_rule(num_arms: int, is_lowest_first: bool) -> tuple[int, np.ndarray, np.ndarray]:
     """List quadrature rules for the tie-break, by number of nodes.
 
@@ -262,5 +257,6 @@ def _tie_rule(num_arms: int, is_lowest_first: bool) -> tuple[int, np.ndarray, np
     largest = min(-(-num_arms // 2), _MAX_NODES)
     nodes, weights = np.zeros((2, largest + 1, largest))
     for num_nodes in range(1, largest + 1):
-        nodes[num_nodes, :num_nodes], weights[num_nodes, :num_nodes] = _gauss_legendre(num_nodes)
+        own, own_weights = np.polynomial.legendre.leggauss(num_nodes)
+        nodes[num_nodes, :num_nodes], weights[num_nodes, :num_nodes] = (own + 1.0) / 2.0, own_weights / 2.0
     return largest, np.stack([nodes, nodes], axis=-1), weights

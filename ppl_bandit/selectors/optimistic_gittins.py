@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.numerics.marginal_laws import hermite
 from ppl_bandit.numerics.pareto_tail import tail_excess, tail_quantile
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.selector_contract import RuleInputs, draw_arm, is_largest, make_selector, share_equally
@@ -56,7 +57,7 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
 
     def decisions_left(step: Int[Array, ""], marginals: Marginals | None, dtype: jnp.dtype) -> Array:
         left = jnp.where(step < horizon, patience * (horizon - step + 1).astype(dtype), 0.0)
-        if _is_zero(learning):
+        if not is_tracer(learning) and learning == 0:
             return left
         counts = None if marginals is None or marginals.pseudo_counts is None else marginals.pseudo_counts()
         if counts is None:
@@ -114,13 +115,11 @@ def gittins_index(tail: Tail, left: Float[Array, "*#A"]) -> Float[Array, " A"]:
 
     (start, end), (value, last), (fall, last_fall) = ends(tail.nodes), ends(tail.excess), ends(tail.above)
     width = jnp.where(end > start, end - start, 1.0)
-    rise, slope, last_slope = last - value, -fall * width, -last_fall * width
-    bend, twist = 3.0 * rise - 2.0 * slope - last_slope, slope + last_slope - 2.0 * rise
 
     def excess(at: Float[Array, " A"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
         part = jnp.clip((at - start) / width, 0.0, 1.0)
-        above = -(slope + part * (2.0 * bend + 3.0 * part * twist)) / width
-        inside = value + part * (slope + part * (bend + part * twist))
+        inside, slope = hermite(part, value, last, -fall * width, -last_fall * width)
+        above = -slope / width
         return inside - above * (at - (start + part * width)), above  # a line before the first node
 
     return _climb(start, tail.mean, excess, left, _NUM_BETWEEN)
@@ -153,10 +152,6 @@ def _check_positive(patience: Any, learning: Any) -> None:
         raise ValueError(f"learning must be at least 0 and finite, got {learning!r}; 0 does not charge for learning")
 
 
-def _is_zero(value: Any) -> bool:
-    return not is_tracer(value) and value == 0
-
-
 def bayes_ucb(quantile: float | Callable[[Any], Any] | None = None) -> Selector:
     """Play the arm whose expected reward has the highest posterior quantile of order 1 - 1/step.
 
@@ -181,7 +176,7 @@ def bayes_ucb(quantile: float | Callable[[Any], Any] | None = None) -> Selector:
 
     def order_at(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
         if quantile is None:
-            return _order(step, dtype)
+            return 1.0 - 1.0 / jnp.maximum(step, 1).astype(dtype)
         order = jnp.asarray(quantile(step) if callable(quantile) else quantile, dtype)
         return jnp.clip(order, 0.0, 1.0 - jnp.finfo(dtype).eps)
 
@@ -207,7 +202,3 @@ def bayes_ucb(quantile: float | Callable[[Any], Any] | None = None) -> Selector:
 
     settings = {} if quantile is None else {"quantile": quantile}
     return make_selector(rule, settings=settings, score=score, reads_table=False, is_deterministic=True)
-
-
-def _order(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
-    return 1.0 - 1.0 / jnp.maximum(step, 1).astype(dtype)

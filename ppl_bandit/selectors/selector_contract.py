@@ -179,25 +179,24 @@ def make_selector(
             propensities=jnp.where(is_usable, propensities, jnp.nan),
         )
 
+    def scores_of(marginals, step, allowed, dtype) -> Float[Array, "... A"] | None:
+        found = None if score is None or marginals is None else score(marginals, step, allowed)
+        return None if found is None else _check_scores(jnp.asarray(found, dtype), allowed)
+
     def select(key, table, step, *, allowed=None, marginals=None) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
         step = _within(step, horizon)
         if is_exact and marginals is not None and selector.can_skip_table(marginals):
             assert marginals.best_arm_probs is not None
             return select_from_probs(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
-        found = None if score is None or marginals is None else score(marginals, step, allowed)
-        scores = None if found is None else _check_scores(jnp.asarray(found, table.dtype), allowed)
-        return decide(key, table, None, allowed, scores, step)
+        return decide(key, table, None, allowed, scores_of(marginals, step, allowed, table.dtype), step)
 
     def select_from_probs(key, shares, step, *, allowed=None, marginals=None) -> Selection:
         (shares,), allowed, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
         step = _within(step, horizon)
-        scores = None
-        if score is not None:
-            found = None if marginals is None else score(marginals, step, allowed)
-            if found is None:
-                raise ValueError("marginals must be given, with all that the selector reads, where there is no table")
-            scores = _check_scores(jnp.asarray(found, shares.dtype), allowed)
+        scores = scores_of(marginals, step, allowed, shares.dtype)
+        if score is not None and scores is None:
+            raise ValueError("marginals must be given, with all that the selector reads, where there is no table")
         return decide(key, None, shares, allowed, scores, step)
 
     selector = Selector(
@@ -298,10 +297,15 @@ def as_selector(selector: Any) -> Selector:
     """Return a selector unchanged, or make one of a plain function with the arguments of a selector.
 
     Raises:
-        ValueError: for a value that is not callable, for a factory that was not called, and for other arguments.
+        ValueError: for the name of a selector, for a value that is not callable, for a factory that was not called, and for
+            other arguments.
     """
     if isinstance(selector, Selector):
         return selector
+    if isinstance(selector, str):
+        raise ValueError(
+            f"selector is the text {selector!r}: pass the selector itself, as in selector=selectors.{selector}()"
+        )
     if not callable(selector):
         raise ValueError(f"selector must be a selector, got {selector!r}; use one such as selectors.double_sampling()")
     if getattr(selector, "__module__", "").startswith("ppl_bandit.selectors"):

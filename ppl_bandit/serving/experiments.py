@@ -313,14 +313,9 @@ class ServedExperiment:
         return results
 
     def _learnt_together(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return the rows in the parts that one update learns.
-
-        An engine that stores rows compiles an update for each number of rows when it comes, for seconds, in which rewards are
-        refused; if it learns single rows quickly, it gets them one after another.
-        """
-        learner = self.bandit._experiment.projection.learner
-        is_quick = learner.run.quick_update is not None and learner.engine.capabilities.reserve is not None
-        return [[row] for row in rows] if is_quick else [rows] if rows else []
+        """Return the rows in the parts that one update learns."""
+        is_single = self.bandit._experiment.projection.learner.learns_singly
+        return [[row] for row in rows] if is_single else [rows] if rows else []
 
     def _row_by_row(self, rows: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
         """Do work on rows together; if they are refused, on each half, so that only the wrong rows are refused in the end."""

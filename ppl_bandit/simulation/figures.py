@@ -1,11 +1,12 @@
 """Figures of simulations: regret, choice of arms, and p-hat and N of one realization over time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.figure_style import figure_tools, ink, save_figure, styles
 from ppl_bandit.simulation.standings import Tuned
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         _tail(axes[1], found.sel(selector=name), name, colour, dash)
     axes[0].set(title="mean, with the 95% interval of the mean", xlabel="step", ylabel="cumulative expected regret")
     axes[1].set(title="median (line) to 99th percentile (top)", xlabel="step", ylabel="cumulative expected regret")
-    axes[0].legend(fontsize=9)
-    axes[1].legend(fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=9)
     save_figure(figure, "Cumulative expected regret", caption, out / "regret.png")
 
     columns = min(len(names), 3)
@@ -39,29 +39,34 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     figure, axes = plt.subplots(
         rows, columns, figsize=(4.6 * columns, 3.4 * rows), squeeze=False, layout="constrained", sharey=True
     )
+    shares = [np.asarray(found.sel(selector=name).play_share) for name in names]
+    draw_by_arm(axes.flat[: len(names)], shares, "share of realizations")
     for axis, name in zip(axes.flat, names, strict=False):
-        shares = found.sel(selector=name).play_share
-        draw_by_arm(axis, np.asarray(shares), "share of realizations")
         axis.set(title=name, ylim=(-0.03, 1.03))
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
-    axes.flat[0].legend(fontsize=8, ncols=2)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     save_figure(figure, "Which arm is played at each step", caption, out / "arms.png")
 
-    figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
-    for column, name in enumerate(names):
+    figure, axes = plt.subplots(
+        2 * rows, columns, figsize=(4.4 * columns, 5.4 * rows), squeeze=False, layout="constrained"
+    )
+    above, below = axes[::2].ravel(), axes[1::2].ravel()
+    best_arm_probs = [np.asarray(found.sel(selector=name).one_best_arm_probs) for name in names]
+    draw_by_arm(above[: len(names)], best_arm_probs, "P(arm is best)")
+    for axis in (*above[len(names) :], *below):
+        axis.set_visible(False)
+    for upper, axis, name in zip(above, below, names, strict=False):
         run = found.sel(selector=name)
-        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best)")
-        axes[0, column].set(title=name, ylim=(-0.03, 1.03))
+        upper.set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
-        axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
-        is_wide = candidates.max(initial=0) > _MOST_ON_LINEAR_AXIS
-        scale: dict[str, Any] = (
-            {"yscale": "log"} if is_wide else {"ylim": (0, 1.08 * max(2, candidates.max(initial=0)))}
-        )
-        axes[1, column].set(xlabel="step", ylabel="candidates drawn", **scale)
-        axes[1, column].set_visible(bool(candidates.any()))  # most selectors draw none
-    axes[0, 0].legend(fontsize=8)
+        most = candidates.max(initial=0)
+        axis.step(run.step, np.maximum(candidates, 0.8), color=ink(), linewidth=0.9, where="mid")
+        scale: dict[str, Any] = {"yscale": "log"} if most > _MOST_ON_LINEAR_AXIS else {"ylim": (0, 1.08 * max(2, most))}
+        axis.set(
+            xlabel="step", ylabel="candidates drawn", visible=bool(most > 1), **scale
+        )  # most selectors draw one or none
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     save_figure(
         figure, "One realization: probability of being best, and draws a decision took", caption, out / "one_run.png"
     )
@@ -83,7 +88,7 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         {"xscale": "log"} if 0 < 30 * smallest < largest else {"xlim": (min(0, 1.05 * smallest), None)}
     )
     axis.set(xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile", **scale)
-    axis.grid(axis="x", color="0.92")
+    axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
     title = f"Regret of {tuned.horizon} decisions in {tuned.num_worlds} worlds from the prior"
     save_figure(figure, title, caption, out / "tune.png")
@@ -105,17 +110,18 @@ def _tail(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any)
     )
 
 
-def draw_by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
-    """Draw a curve for each arm; of many arms, those with the largest mean, and the sum of the others."""
-    num_arms = shares.shape[1]
+def draw_by_arm(axes: Any, shares: Sequence[np.ndarray], label: str) -> None:
+    """Draw a curve for each arm, the same arms in all panels; of many, those with the largest means, and the others' sum."""
+    num_arms = shares[0].shape[1]
     shown = np.arange(num_arms)
     if num_arms > _MAX_CURVES:
-        shown = np.sort(np.argsort(-np.nan_to_num(shares).mean(axis=0), kind="stable")[: _MAX_CURVES - 1])
-        others = np.delete(shares, shown, axis=1).sum(axis=1)
-        axis.plot(
-            np.arange(1, len(others) + 1), others, color="0.6", label=f"{num_arms - shown.size} others", linewidth=1.2
-        )
-    for arm, (colour, dash) in zip(shown, styles(), strict=False):
-        steps = np.arange(1, len(shares) + 1)
-        axis.plot(steps, shares[:, arm], color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
-    axis.set(xlabel="step", ylabel=label)
+        means = np.sum([np.nan_to_num(each).mean(axis=0) for each in shares], axis=0)
+        shown = np.sort(np.argsort(-means, kind="stable")[: _MAX_CURVES - 1])
+    for axis, each in zip(axes, shares, strict=True):
+        steps = np.arange(1, len(each) + 1)
+        if shown.size < num_arms:
+            rest, name = np.delete(each, shown, axis=1).sum(axis=1), f"{num_arms - shown.size} others"
+            axis.plot(steps, rest, color="0.6", label=name, linewidth=1.2)
+        for arm, (colour, dash) in zip(shown, styles(), strict=False):
+            axis.plot(steps, each[:, arm], color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
+        axis.set(xlabel="step", ylabel=label)

@@ -6,7 +6,7 @@ a log, at once or after a number of further decisions. What is recorded, and wha
 caller.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -210,6 +210,9 @@ def _reveal(before: Waiting, rows: Interaction, step: Step, is_delay_fixed: bool
     return due, waiting
 
 
+_TYPES = int, float, int, float  # of the fields of a `Selection`; those of a user's selector may differ
+
+
 class Rollout(NamedTuple):
     """One realization, step by step.
 
@@ -236,24 +239,28 @@ def rollout(
     key: Key,
     reward_model: RewardModel,
     engine: Engine,
-    selector: Selector,
+    selector: Selector | Sequence[Selector],
     environment: Environment,
     *,
     num_steps: int,
     num_samples: int = 1000,
     draws: bool = False,
+    place: int | Int[Array, ""] = 0,
 ) -> tuple[Rollout, Any, Any]:
     """Simulate one realization; return its steps, its contexts (T, ...) and the engine's last state. `vmap` over keys for more.
 
     Args:
+        selector: a selector, or several, of which the one at `place` decides.
         draws: whether to draw all latents and fill the table even if a cheaper way exists (`engines.decide`).
     """
     key_init, key_steps = jr.split(key)
     first = environment.world(world_key(key))
-    select = decision_function(reward_model.expected_rewards, engine, selector, num_samples, draws)
+    selectors = [selector] if isinstance(selector, Selector) else selector
+    ways = [decision_function(reward_model.expected_rewards, engine, own, num_samples, draws) for own in selectors]
+    typed = [lambda *given, way=way: Selection(*map(jnp.asarray, way(*given), _TYPES)) for way in ways]
 
     def decide(keys: Keys, play: Play, step: Step, context: Any) -> Choice:
-        chosen = select(keys.draw, keys.select, play.state, context, step.number)
+        chosen = jax.lax.switch(place, typed, keys.draw, keys.select, play.state, context, step.number)
         return Choice(chosen.arm, chosen)
 
     start, numbers = initial_state(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)

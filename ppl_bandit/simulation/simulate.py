@@ -162,9 +162,6 @@ def check_sizes(counts: Mapping[str, Any], precision: str) -> None:
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
 
 
-if TYPE_CHECKING:
-    import xarray
-
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 LAST_QUARTER = 4  # a run is stuck if every step of the last T / 4 has regret

@@ -201,8 +201,13 @@ def choose_candidate(
     Too little exploration costs very much in a few worlds, which a finite simulation rarely sees, so means favour it.
     """
     every = list(candidates.values())
-    leader = _leader(every, criterion)
-    equals = [candidate for candidate in every if candidate is leader or _is_equal(candidate, leader, criterion)]
+    leader = min(every, key=lambda candidate: _value(candidate.regret, criterion))
+
+    def is_equal(candidate: CandidateRegret) -> bool:
+        behind, error = _behind(candidate.regret, leader.regret, criterion)
+        return behind <= (_EQUAL_IF_LEARNING if _learning(candidate, criterion) else 1.0) * error
+
+    equals = [candidate for candidate in every if candidate is leader or is_equal(candidate)]
     best = min(
         equals, key=lambda candidate: (-_learning(candidate, criterion), float(np.quantile(candidate.regret, 0.99)))
     )
@@ -212,15 +217,6 @@ def choose_candidate(
     standings.sort(key=lambda s: (s.name != best.name, s.behind))
     regret = {candidate.name: candidate.regret.mean(axis=1) for candidate in every}
     return Tuned(best.selector, best.name, tuple(standings), criterion, horizon, seconds, regret)
-
-
-def _leader(candidates: list[CandidateRegret], criterion: str | float) -> CandidateRegret:
-    return min(candidates, key=lambda candidate: _value(candidate.regret, criterion))
-
-
-def _is_equal(candidate: CandidateRegret, leader: CandidateRegret, criterion: str | float) -> bool:
-    behind, error = _behind(candidate.regret, leader.regret, criterion)
-    return behind <= (_EQUAL_IF_LEARNING if _learning(candidate, criterion) else 1.0) * error
 
 
 def _learning(candidate: CandidateRegret, criterion: str | float) -> float:

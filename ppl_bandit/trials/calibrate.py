@@ -37,6 +37,7 @@ from ppl_bandit.trials.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:
+    import pandas
     from jax.sharding import Mesh
 
 _NEVER = 2.0  # a threshold that no probability reaches
@@ -250,9 +251,6 @@ def _scaled(design: Design, factor: float) -> Design:
     return replace(design, looks=looks, burn_in=int(design.burn_in * factor), max_rows=most, calibration=None)
 
 
-if TYPE_CHECKING:
-    import pandas
-
 _MOST_ROUNDS = 15
 _NUM_BISECTIONS = 60
 _FARTHEST = 30.0  # of a latent, mapped to the real line
@@ -295,6 +293,11 @@ def adjusted_estimates(
         raise ValueError(
             f"adjusted_estimates needs a program with one latent per arm and no context, got the sites {model.latent_shapes}: "
             "report the confidence sequence of evaluate, which holds for every program"
+        )
+    if not model.is_reward_an_outcome:
+        raise ValueError(
+            "adjusted_estimates needs a program that maximises the mean of its only outcome, which means are compared with: "
+            "leave out its own expected_reward, and turn the adjusted means into that yourself"
         )
     raw = as_plain_numbers(means, "means")
     if raw.shape != (model.num_arms,) or not np.isfinite(raw).all():

@@ -90,7 +90,7 @@ class Design:
             if (rule.name == "futility" or "margin" in rule.settings) and self.control is None:
                 what = "a margin" if "margin" in rule.settings else "futility"
                 raise ValueError(
-                    f"{what} compares arms with a control, and the design has none: give control=, or drop the rule"
+                    f"{what} compares arms with a control, and the design has none: give control= (--control), or drop it"
                 )
         names = [rule.name for rule in rules]
         if len(set(names)) < len(names):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import figure_tools, ink, styles
 from ppl_bandit.trials.design import Design, selector_words
 from ppl_bandit.trials.looks import ENDINGS, endings
 from ppl_bandit.trials.trial_runs import TrialRecord
@@ -110,6 +110,7 @@ def _draw_errors(axis: Any, found: TrialRecord) -> None:
         axis.hist(
             values, bins=bins, weights=np.full(values.size, 1.0 / errors.size), color=colour, alpha=0.6, label=label
         )
-    axis.axvline(0.0, color="black", linewidth=0.8)
+    axis.axvline(0.0, color=ink(), linewidth=0.8)
+    axis.margins(y=0.4)  # room for the legend
     axis.set(xlabel="estimate of the selected arm less its truth", ylabel="share of trials")
     axis.legend(fontsize=8)

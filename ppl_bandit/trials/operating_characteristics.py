@@ -26,13 +26,14 @@ _ALWAYS = ("superiority", "equivalence", "futility", "undecided")
 
 
 def performance(
-    found: TrialRecord, design: Design, control: int, arms: list[Any], bounds: tuple[float, float] | None
+    found: TrialRecord, design: Design, control: int, arms: list[Any], model: RewardModel
 ) -> dict[str, float]:
     """Return the operating characteristics of one scenario: figures, and their standard errors with the suffix `_se`.
 
     Args:
         control: index of the first control; -1 without one.
-        bounds: smallest and largest possible reward, for confidence sequences; None if they are not known.
+        model: of the analysis. Where it maximises something else than the mean of its only outcome, there are no figures of
+            confidence sequences, which are about the outcomes.
     """
     row: dict[str, float] = {}
     num = found.ending.size
@@ -81,7 +82,8 @@ def performance(
     # The posterior mean, and the estimate of the confidence sequence of `evaluate`: the mean of the arm's outcomes.
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_outcome = found.sums[each, chosen] / found.outcomes[each, chosen]
-    for prefix, estimate in (("", found.mean[each, chosen]), ("sequence_", mean_outcome)):
+    estimates = {"": found.mean[each, chosen]} | ({"sequence_": mean_outcome} if model.is_reward_an_outcome else {})
+    for prefix, estimate in estimates.items():
         error = estimate - true_value
         add(f"{prefix}bias", error)
         rmse = float(math.sqrt(np.mean(error**2)))
@@ -90,6 +92,7 @@ def performance(
     is_covered = (found.low <= found.truth) & (found.truth <= found.high)
     add("coverage", is_covered[each, chosen])
     add("coverage_all", np.mean(is_covered, axis=1))
+    bounds = reward_bounds(model)
     if bounds is not None:
         by_sequence = sequence_covers(found, bounds)
         add("sequence_coverage", by_sequence[each, chosen])
@@ -168,7 +171,7 @@ class OperatingCharacteristics:
     design: Design
     _records: dict[str, TrialRecord]
     _control: int
-    _bounds: tuple[float, float] | None
+    _model: RewardModel
     seconds: float
     method: str
     _seed: int
@@ -217,7 +220,7 @@ class OperatingCharacteristics:
         import pandas
 
         rows = {
-            name: performance(found, self.design, self._control, self.arms, self._bounds)
+            name: performance(found, self.design, self._control, self.arms, self._model)
             for name, found in self._records.items()
         }
         table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
@@ -315,7 +318,7 @@ def operating_characteristics(
         design,
         records,
         setting.control,
-        reward_bounds(model),
+        model,
         time.perf_counter() - begun,
         method,
         seed,
@@ -357,13 +360,13 @@ def sweep_priors(
 
 
 def reward_bounds(model: RewardModel) -> tuple[float, float] | None:
-    """Return the smallest and the largest possible reward; None if a reward is unbounded or there are several outcomes."""
+    """Return the smallest and the largest possible reward; None if it is unbounded, or not the only outcome."""
     import jax
     import jax.numpy as jnp
     import jax.random as jr
     import numpyro.distributions as dist
 
-    if len(model.outcomes) > 1:
+    if not model.is_reward_an_outcome:
         return None
     supports: list[Any] = []
 

@@ -120,7 +120,7 @@ def time_trials(num_trials):
     rules = stopping.superiority(0.99), stopping.inferiority(0.01)
     design = Design(range(100, 2001, 100), selector=selectors.thompson(), allocation="looks", stopping=rules)
     context = multiprocessing.get_context("spawn")
-    for num_workers in (0, 1, 2):
+    for num_workers in (0, 1, 2) if jax.default_backend() == "cpu" else (0,):
         pool = ProcessPoolExecutor(num_workers, context) if num_workers else None
         began, before = time.perf_counter(), os.times()
         operating_characteristics(model, design, {"null": 0.3}, num_trials=num_trials, executor=pool)

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from ppl_bandit.commands.cli import main
+from ppl_bandit.commands.design import _design
+from ppl_bandit.commands.parser import make_parser
 
 STOPS = ["--stop", "superiority:.95", "--stop", "equivalence:.9:.05"]
 
@@ -62,3 +64,22 @@ def test_design_refuses_invalid_arguments(arguments, message, tmp_path, capsys):
     assert main(["design", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("control", "index"), [("1", 2), ("0", 0)])
+def test_a_control_that_is_a_number_is_the_arm_of_that_name_if_there_is_one(control, index):
+    command = [
+        "design",
+        "bernoulli",
+        "--looks",
+        "100",
+        "--arms",
+        "3,2,1",
+        "--control",
+        control,
+        "--control-share",
+        ".5",
+    ]
+    arguments = make_parser().parse_args(command)
+    design = _design(arguments)
+    assert design.control_index(arguments.arms) == design.selector.settings["arm"] == index

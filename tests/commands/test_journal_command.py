@@ -70,8 +70,9 @@ def test_status_and_report_write_the_posterior_as_figures_and_a_page(recorded, c
     status, out, _ = run(capsys, *words)
     assert status == 0 and (tmp_path / "arms.png").stat().st_size > 5000
     assert {"expected_reward", "low", "high", "best_arm_prob", "expected_loss"} <= set(json.loads(out)["posterior"][0])
-    status, _, err = run(capsys, folder / "j.db", "status", "--out", tmp_path / "arms.png")
-    assert status == 2 and "give --model too" in err
+    status, out, err = run(capsys, folder / "j.db", "status", "--out", tmp_path / "found.png")
+    assert status == 0 and "P(best)  loss" in out and (tmp_path / "found.png").exists()
+    assert "slopes.py:model, as the journal says" in err
     words = folder / "j.db", "report", "--model", folder / "slopes.py", "--more", "50", "--out", tmp_path / "page"
     status, out, _ = run(capsys, *words)
     assert status == 0 and "is the best single arm after 4 rewards" in out and "after 50 more decisions" in out

@@ -120,6 +120,15 @@ def test_intervals_of_all_arms_hold_together():
 
 
 @pytest.mark.slow
+def test_the_error_of_a_difference_is_that_of_the_scores_of_both_arms():
+    rng = np.random.default_rng(2)
+    arm, reward = rng.integers(0, 2, 400), (rng.random(400) < 0.9).astype(float)
+    found = evaluate(pandas.DataFrame({"arm": arm, "reward": reward, "propensity": 0.5}), (0, 1)).table()
+    # A row counts for one arm or the other: scores of IPS are less alike than those of two independent logs.
+    scores = np.where(arm == 0, 2.0, -2.0)[1:] * reward[1:]  # nothing was known before the first row
+    np.testing.assert_allclose(found.loc["ips"].iloc[:2], [scores.mean(), scores.std() / np.sqrt(399)])
+
+
 def test_a_selector_is_evaluated_on_the_logged_path():
     model = bernoulli_model(3)
     found = evaluate(frame(900), selectors.thompson(), model=model, baseline={name: 1 / 3 for name in RATES})
@@ -212,6 +221,24 @@ def test_an_answer_that_is_told_the_other_way_round_turns_its_sequence_too():
     log = frame(2000)
     one, other = evaluate(log, ("high", "low")), evaluate(log, ("low", "high"))
     assert one.verdict.startswith("high beats low") and other.verdict == one.verdict
+
+
+def test_a_log_whose_decisions_followed_a_context_is_evaluated_so_without_the_context():
+    # Arm a earns .9 or .1 and is played with these probabilities, so that it earns .82 where it is played, and .5 elsewhere.
+    rng = np.random.default_rng(0)
+    prob = rng.choice([0.1, 0.9], 4000)
+    is_first = rng.random(4000) < prob
+    reward = (rng.random(4000) < np.where(is_first, prob, 0.5)).astype(float)
+    log = {"arm": np.where(is_first, "a", "b"), "reward": reward, "propensity": np.where(is_first, prob, 1 - prob)}
+    found = evaluate(pandas.DataFrame(log | {"propensity_a": prob, "propensity_b": 1 - prob}), "a")
+    last = found.sequence.iloc[-1]
+    assert "empirical Bernstein" in found.sequence_kind and last.lower < 0.5 < last.upper
+    assert abs(found.estimate - 0.5) < 3 * found.standard_error
+    shuffled = log | {"reward": rng.permutation(reward)}  # rewards that have nothing to do with the context
+    assert "beta-binomial" in evaluate(pandas.DataFrame(shuffled), "a").sequence_kind
+    known = LoggedDecisions(("a", "b"), (~is_first).astype(int), rng.permutation(reward), log["propensity"])
+    kinds = [evaluate_decisions(known._replace(is_contextual=own), "a").sequence_kind for own in (False, True)]
+    assert "beta-binomial" in kinds[0] and "empirical Bernstein" in kinds[1]
 
 
 def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_interval():

@@ -81,6 +81,18 @@ def test_rare_events_and_long_logs_have_equal_blocks_by_chance():
         check_repeated_rows({"arm": arm * 1, "reward": reward * 1.0, "propensity": np.where(arm, share, 1 - share)})
 
 
+@pytest.mark.parametrize("num_arms", [2, 40])
+def test_arms_that_take_turns_have_equal_blocks_and_a_copy_among_them_is_found(num_arms):
+    rng = np.random.default_rng(num_arms)
+    log = pandas.DataFrame({"arm": np.arange(3200) % num_arms, "reward": (rng.random(3200) < 0.08) * 1.0})
+    kept = log[rng.random(3200) < 0.95]  # rewards that are lost shift the turns
+    for frame in (log, kept):
+        check_repeated_rows(dict(frame.reset_index(drop=True)))
+        twice = pandas.concat([frame, frame.iloc[800:1400]], ignore_index=True)
+        with pytest.raises(ValueError, match="are copies of those from row"):
+            check_repeated_rows(dict(twice))
+
+
 @pytest.mark.parametrize(
     "make", [lambda n: np.arange(n), lambda n: pandas.date_range("2026-01-01", periods=n, freq="min")]
 )

@@ -93,6 +93,20 @@ def test_decimal_commas_are_read_where_commas_do_not_separate(tmp_path):
     assert read_plays(path).reward.tolist() == [1.2, 3.45]
 
 
+def test_arms_are_in_the_order_of_the_numbers_in_their_names(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("arm,reward\n" + "".join(f"{arm},1\n" for arm in ("ad 10", "ad 2", "ad", "b1", "ad 9b")))
+    assert read_plays(path).arms == ["ad", "ad 2", "ad 9b", "ad 10", "b1"]
+
+
+def test_percent_and_short_words_are_numbers_and_usual_names_are_found_with_underscores(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("Test_Group;Clicks;discount;returning\na;Y;12,5 %;t\nb;n;7%;F\nb;N/A;1%;f\n")
+    table = read_plays(path, context=["discount", "returning"])
+    assert table.arm == ["a", "b"] and table.reward.tolist() == [1.0, 0.0]
+    assert table.entries["discount"].tolist() == [0.125, 0.07] and table.entries["returning"].tolist() == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(("value", "is_fixed"), [("price*sold", True), ("price*2", True), ("spend", False)])
 def test_a_table_says_whether_the_amounts_are_those_of_its_arms(tmp_path, value, is_fixed):
     path = tmp_path / "log.csv"
@@ -114,6 +128,8 @@ def test_a_table_says_whether_the_amounts_are_those_of_its_arms(tmp_path, value,
         (("a,0", ",0"), {}, "row 2 has no variant: fill in the cell"),
         (("a,0", "c,0"), {"arms": ["a", "b"]}, "row 2 has the arm 'c', which --arms does not name: a, b"),
         (("41", ""), {"context": ["age"]}, "row 2, column 'age': the cell is empty"),
+        (("41", "N/A"), {"context": ["age"]}, "row 2, column 'age': the cell is empty; fill it in, or remove the row"),
+        (("41", "4%"), {"context": ["age"]}, "row 2, column 'age': '4%' is not a finite number; .*% in all or none"),
     ],
 )
 def test_refusals_name_the_row_the_column_and_the_remedy(tmp_path, change, settings, message):

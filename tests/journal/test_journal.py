@@ -456,23 +456,25 @@ def test_a_history_edits_rows_by_position():
     history = History(("reward",))
     for position in range(1, 600):
         history = history.extended(
-            (np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position]))
+            Rows(
+                np.array([position % 3]), {"reward": np.array([float(position)])}, None, positions=np.array([position])
+            )
         )
 
     def other(reward, position):
         return Rows(np.array([position % 3]), {"reward": np.array([reward])}, None)
 
     edited = history.edited({300: other(-1.0, 300), 2: None})
-    arms, rewards, _ = edited.rows()
+    arms, rewards, *_ = edited.rows()
     assert len(edited) == arms.size == 598
-    assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300
+    assert rewards["reward"][298] == -1.0 and edited.rows().positions[298] == 300
     assert len(history) == 599 and history.rows()[1]["reward"][299] == 300.0
     for position in range(
         599, 0, -1
     ):  # one by one, more than are kept until rows are read; some rows are not loaded yet
         edited = edited.edited({position: other(-float(position), position)})
     later = History(("reward",), 599, lambda: history).edited({7: other(0.5, 2)}, 1)
-    assert edited.rows()[1]["reward"].tolist() == (-edited.positions()).tolist() and len(edited) == 598
+    assert edited.rows()[1]["reward"].tolist() == (-edited.rows().positions).tolist() and len(edited) == 598
     assert (later.rows()[0][6], later.rows()[1]["reward"][6], later.num_completed) == (2, 0.5, 1)
 
 

@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from shared_models import FLOORED, bernoulli_bandit
+from shared_models import FLOORED, bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.commands.cli import main
@@ -28,6 +28,7 @@ from ppl_bandit.live.alarm_processes import (
     sample_ratio_steps,
 )
 from ppl_bandit.live.alarms import AlarmSettings, AlarmWatch
+from ppl_bandit.types import Capabilities
 
 
 def ratio(arms, probs):
@@ -305,6 +306,27 @@ def test_drift_with_a_context_does_not_depend_on_when_alarms_are_read(line_bandi
     once, _ = drift_read_at(projection, events, [])
     for calls in ([55], range(20, 300, 40)):
         np.testing.assert_allclose(drift_read_at(projection, events, calls)[0], once, rtol=1e-9)
+
+
+def test_alarms_compile_no_update_of_an_engine_that_stores_rows():
+    """The predictive learns rows one after another, as a bandit does; an update of each number of rows takes seconds."""
+    engine, sizes = prior_engine(RewardModel(line, 2, jnp.asarray(1.0))), []
+
+    def update(key, state, rows):
+        sizes.append(rows.arm.shape[0])  # when it is compiled
+        return engine.update(key, state, rows)
+
+    stores = engine._replace(
+        update=update,
+        explanation=engine.explanation._replace(engine="reweight"),
+        capabilities=Capabilities(reserve=lambda state, num_rows: state),
+    )
+    projection = Bandit(line, 2, context=1.0, engine=lambda _: stores, num_samples=20)._experiment.projection
+    watch = AlarmWatch(AlarmSettings(("reward",), 20, True, False))
+    events = world_of_lines(0, 60)
+    watch.read(SimpleNamespace(read=lambda *_, **settings: events[watch._position :]), "default", 0.0, projection)
+    assert watch._predictive._own.history.num_rows > 20
+    assert set(sizes) == {1}
 
 
 @pytest.mark.parametrize("num_runs", [pytest.param(200, marks=pytest.mark.slow)])

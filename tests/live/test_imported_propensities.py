@@ -6,6 +6,7 @@ import pytest
 from shared_models import bernoulli_bandit, bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, evaluate
+from ppl_bandit.journal.audit import decision_table
 
 ARMS = ["a", "b"]
 ROWS = pandas.DataFrame({"arm": ARMS * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
@@ -26,7 +27,8 @@ def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_
     log = bandit.logged_decisions()
     np.testing.assert_allclose(log.propensity, [*ROWS.p, decision.propensity])
     assert log.num_without_propensity == 1 and log.propensities is None
-    np.testing.assert_allclose(bandit.history().propensity, [*ROWS.p, np.nan, decision.propensity])
+    for table in (bandit.history(), decision_table(bandit._experiment.store, "default")):
+        np.testing.assert_allclose(table.propensity.astype(float), [*ROWS.p, np.nan, decision.propensity])
     frame = pandas.DataFrame(
         {"arm": [*ROWS.arm, decision.arm], "reward": [*ROWS.reward, 1], "propensity": [*ROWS.p, decision.propensity]}
     )

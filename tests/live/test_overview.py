@@ -190,6 +190,15 @@ def made_up(num_arms, seed=0):
     return Overview(names, counts, draws.mean(axis=0), none, low, high, best, losses_from_table(draws), draws, 0)
 
 
+def test_nothing_is_black_in_a_style_with_a_black_background():
+    with figure_tools().style.context("dark_background"):
+        colours = {colour for (colour, _), _ in zip(styles(), range(7), strict=False)}
+        for num_arms in (6, 20):
+            for axis in plot_bandit(made_up(num_arms), np.arange(num_arms), "title", "caption").axes:
+                colours |= {line.get_color() for line in axis.lines}
+    assert "white" in colours and not {"black", "k", "#000000"} & colours
+
+
 @pytest.mark.parametrize(("num_arms", "num_rows"), [(1, 0), (6, 0), (7, 7), (16, 16), (34, 16), (1000, 16)])
 def test_figures_and_tables_of_many_arms_show_the_leaders_and_the_number_of_others(num_arms, num_rows, tmp_path):
     found = made_up(num_arms)
@@ -250,13 +259,15 @@ def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
     shown, note = leading_arms(SimpleNamespace(overviews={"reference": found}))
     assert list(shown) == list(found.leaders[:15]) and note == " (the 15 of 34 arms with the largest means)"
     assert leading_arms(SimpleNamespace(overviews={"reference": made_up(16)}))[1] == ""
-    axis = figure_tools().figure().subplots()
-    shares = np.full((5, 34), 0.5 / 33)
-    shares[:, 9] = 0.5
-    draw_by_arm(axis, shares, "share")
-    labels = [line.get_label() for line in axis.lines]
-    assert len(labels) == 7 and "28 others" in labels and "arm 9" in labels
-    np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
+    axes = figure_tools().figure().subplots(1, 2)
+    shares = [np.full((5, 34), 0.5 / 33), np.full((5, 34), 0.5 / 33)]
+    shares[0][:, 9] = shares[1][:, 20] = 0.5
+    draw_by_arm(axes, shares, "share")
+    drawn = [[(line.get_label(), line.get_color()) for line in axis.lines] for axis in axes]
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 7  # the legend of one panel holds for the others
+    assert {"28 others", "arm 9", "arm 20"} <= {label for label, _ in drawn[0]}
+    for axis in axes:
+        np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
 
 
 def test_the_figure_of_a_design_with_many_arms_draws_those_that_are_played_most():

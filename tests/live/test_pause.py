@@ -28,3 +28,18 @@ def test_a_pause_refuses_new_decisions_and_keeps_everything_else(tmp_path):
     assert other.select().arm != 0 and not other.is_paused
     again.close()
     other.close()
+
+
+def test_a_pause_of_another_process_stays_while_an_arm_is_retired(tmp_path):
+    bandit, other = (bernoulli_bandit(journal=tmp_path / "journal.db") for _ in range(2))
+    catch_up = bandit._catch_up
+
+    def before_the_others(**options):
+        projection = catch_up(**options)
+        other.pause()
+        other.retire_arm(1)
+        return projection
+
+    bandit._catch_up = before_the_others
+    bandit.retire_arm(0)
+    assert bandit.is_paused and bandit.retired == [0, 1]

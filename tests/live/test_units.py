@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+import sys
 import threading
 from datetime import timedelta
 
@@ -488,14 +489,14 @@ def test_a_process_that_has_not_read_an_erasure_stores_no_row_of_the_unit(linear
             row = Interaction(np.array([mine.arm]), {"reward": np.array([0.7])}, {"x": mine.context["x"][None]})
             own.projection = own.projection._replace(learner=own.projection.learner._replace(examples=row))
             projection, counted = own.projection, np.ones((1, 1), bool)
-            assert has_example(projection, [projection.history.positions()[0]])
+            assert has_example(projection, [projection.history.rows().positions[0]])
             assert not has_example(projection, [projection.position + 1])  # it was removed before
             row = row._replace(context={"context": row.context, "counted": counted})
             in_part = projection._replace(
                 task=projection.task._replace(is_partial=True), learner=projection.learner._replace(examples=row)
             )
-            assert has_example(in_part, projection.history.positions()[:1])
-            assert not has_example(in_part, projection.history.positions()[1:])
+            assert has_example(in_part, projection.history.rows().positions[:1])
+            assert not has_example(in_part, projection.history.rows().positions[1:])
             assert not has_example(projection._replace(history=own.initial.history), [1])
     assert bandits[0].erase(SECRETS[0].decode()) == 1
     for bandit in reversed(bandits):
@@ -746,3 +747,21 @@ def test_an_overdue_reward_that_arrives_while_decisions_expire_counts_once(
         history = bandit.history().set_index("decision").reward
         assert history[one.id] == 1 and history.get(other.id) == default
         assert len(bandit.pending()) == 0 and bandit.report().num_late == (0 if is_reward_first else 1)
+
+
+def test_the_lines_run_for_many_units_grow_as_their_number():
+    bandit, lines, usual = bernoulli_bandit(), dict.fromkeys((64, 256), 0), sys.gettrace()
+    bandit.select_many(num_decisions=64)  # compiles
+
+    def count(frame, event, _):
+        lines[num] += event == "line"
+        return count
+
+    for num in lines:
+        units = [f"{row} of {num}" for row in range(num)]
+        sys.settrace(count)
+        try:
+            bandit.select_many(num_decisions=num, units=units)
+        finally:
+            sys.settrace(usual)
+    assert lines[256] < 4.5 * lines[64]

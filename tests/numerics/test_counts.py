@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.numerics.random_bits import _binomial_mass_near_mean, binomial, multinomial
+from ppl_bandit.numerics.random_bits import _binomial, _binomial_mass_near_mean, multinomial, uniform
 
 NUM_DRAWS = 50_000
 LEVEL = (
@@ -17,6 +17,10 @@ LEVEL = (
 
 def _two_sided_z(num_comparisons):
     return stats.norm.isf(LEVEL / num_comparisons / 2)
+
+
+def binomial(key, num, prob):
+    return _binomial(uniform(key, prob.shape, prob.dtype), num.astype(prob.dtype), prob)
 
 
 def test_counts_of_what_is_not_a_number_are_none():

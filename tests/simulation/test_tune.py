@@ -12,6 +12,7 @@ from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, sim
 from ppl_bandit.engines.updates.exact import conjugate
 from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
 from ppl_bandit.simulation.tune import candidates, has_posterior_regret, posterior_regret, simulate_candidates
+from ppl_bandit.types import Selection
 
 
 @pytest.mark.slow
@@ -212,7 +213,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     )
     assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
     assert (
-        heard[0] == "compiling 2 functions for 3 candidates ..."
+        heard[0] == "compiling a function for 3 candidates ..."
         and heard[-1] == "3 of 3 candidates have played: patience .1"
     )
     assert tuned.regret["patience 1"].shape == (128,)
@@ -226,6 +227,17 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
         bandit.select()
     with pytest.raises(ValueError, match="step 4 is beyond the horizon"):
         bandit.select_many(num_decisions=2)
+
+
+def test_a_function_of_the_user_is_a_candidate_beside_selectors():
+    def last(key, table, step, *, allowed, marginals):
+        return Selection(table.shape[1] - 1, table.mean(axis=0), 0, jnp.array([0, 1]))
+
+    rules = {"last": last, "Thompson": selectors.thompson()}
+    tuned = tune(bernoulli_model(2), 3, rules, engine=bernoulli_engine(2), num_worlds=4)
+    alone = tune(bernoulli_model(2), 3, {"last": last}, engine=bernoulli_engine(2), num_worlds=4)
+    np.testing.assert_allclose(tuned.regret["last"], alone.regret["last"])
+    assert not np.allclose(tuned.regret["Thompson"], alone.regret["last"])
 
 
 def test_candidates_are_every_selector_and_several_patiences():

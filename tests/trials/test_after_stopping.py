@@ -15,6 +15,13 @@ from ppl_bandit import (
     sweep_priors,
 )
 
+
+def priced(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    numpyro.deterministic("expected_reward", 10.0 * rate[arm])
+
+
 DESIGN = Design(range(20, 201, 20), stopping=stopping.superiority(0.95))
 
 
@@ -56,6 +63,8 @@ def test_estimates_that_cannot_be_adjusted_are_refused_in_words():
         adjusted_estimates(RewardModel(same, 2), DESIGN, [0.4, 0.5])
     with pytest.raises(ValueError, match="means are .*1.5.*cannot be these"):
         adjusted_estimates(bernoulli_model(2), DESIGN, [0.4, 1.5])
+    with pytest.raises(ValueError, match="maximises the mean of its only outcome"):
+        adjusted_estimates(RewardModel(priced, 2), DESIGN, [0.4, 0.5])
     with pytest.raises(ValueError, match="means must be 2 finite numbers"):
         adjusted_estimates(bernoulli_model(2), DESIGN, [0.4, np.nan])
 
@@ -73,3 +82,9 @@ def test_a_table_over_priors_has_a_row_for_each_prior_and_scenario():
     assert table.loc[("doubtful", "null"), "type_i_error"] < table.loc[("flat", "null"), "type_i_error"]
     with pytest.raises(ValueError, match="models must be {name: RewardModel}"):
         sweep_priors(bernoulli_model(2), DESIGN, {"null": 0.5})
+
+
+def test_a_reward_that_is_not_the_outcome_has_no_figures_of_confidence_sequences():
+    settings = {"scenarios": {"t": [0.3, 0.5]}, "num_trials": 8}
+    table = operating_characteristics(RewardModel(priced, 2), Design([20]), **settings).table()
+    assert not [name for name in table if name.startswith("sequence_")] and abs(table.bias["t"]) < 10.0

@@ -25,11 +25,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.inner.density import Coordinates, Natural, latents_at, relative_to
+from ppl_bandit.engines.inner.density import Coordinates, Natural, latents_at, log_integral, relative_to
 from ppl_bandit.engines.inner.gaussian import padding, sum_by_owner
 from ppl_bandit.engines.inner.layout import POSITIVE, UNIT, Layout
 from ppl_bandit.engines.inner.reading import derive
-from ppl_bandit.engines.inner.registry import FAMILIES, family_of_group
+from ppl_bandit.engines.inner.registry import family_of_group
 from ppl_bandit.engines.proof.inspection import Split, masked_trial_rows
 from ppl_bandit.engines.proof.outer import given
 from ppl_bandit.numerics import arrow_matrices
@@ -66,24 +66,16 @@ def log_normalizer(
         gaussian: the result of `gaussian_integral` for the Gaussian blocks, if known; `natural.quadratic` is not read then.
     """
     batch = natural.linear.shape[2:]
-    terms = [
-        jnp.asarray(FAMILIES[site.kind].log_volume(site, layout), float)
-        for site in layout.sites
-        if site.kind in FAMILIES
-    ]
-    elements = _parameters(layout, natural, batch)
+    elements, total, log_dets = _parameters(layout, natural, batch), jnp.zeros(batch), None
     if layout.members.size:
         if gaussian is None:
             gaussian = arrow_matrices.gaussian_integral(precision_of(layout, natural), natural.linear)
-        gain, log_det = gaussian
-        constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
-        terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
+        gain, log_dets = gaussian
+        total = jnp.sum(gain[layout.owner < 0], axis=0)
         if layout.is_scaled:
             shape, rate = elements[POSITIVE][:, 0], elements[POSITIVE][:, 1] - sum_by_owner(layout, gain)
             elements[POSITIVE] = jnp.stack([shape, rate], axis=1)
-    for group, parameters in elements.items():
-        terms.append(jnp.sum(family_of_group(group).log_normalizer(parameters), axis=0))
-    return sum(terms, start=jnp.zeros(batch))
+    return total + log_integral(layout, elements, log_dets)
 
 
 def _parameters(layout: Layout, natural: Natural, batch: tuple[int, ...] = ()) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.inner.gaussian import (
     blocks_of,
     by_block,
-    log_determinant,
+    log_determinants,
     padding,
     reals_of,
     solve_blocks,
@@ -127,11 +127,6 @@ def standard_posterior(layout: Layout) -> Posterior:
     return Posterior(elements, jnp.zeros((num_blocks, size)), precision, jnp.zeros((), int), jnp.zeros(()))
 
 
-def total_of(naturals: Natural) -> Natural:
-    """Sum natural parameters along their leading axis."""
-    return jax.tree.map(lambda leaf: leaf.sum(0), naturals)
-
-
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
     """Return the natural parameters of a distribution, relative to its own means."""
     elements = {
@@ -148,12 +143,25 @@ def log_mass(layout: Layout, posterior: Posterior) -> Float[Array, ""]:
 
     For the density of prior and rows it is the log probability of the rows, plus that of whatever the prior's density includes.
     """
-    families = [family_of_group(group).log_normalizer(own) for group, own in posterior.elements.items()]
+    log_dets = log_determinants(posterior.precision) if layout.members.size else None
+    return posterior.constant + log_integral(layout, posterior.elements, log_dets)
+
+
+def log_integral(
+    layout: Layout, elements: dict[str, Array], log_dets: Float[Array, "R ..."] | None
+) -> Float[Array, "*batch"]:
+    """Return the log of the integral of a density whose constant is 0.
+
+    Args:
+        elements: parameters of each group, (E, n, *batch).
+        log_dets: of the precision of each Gaussian block; None without blocks.
+    """
     volumes = [FAMILIES[site.kind].log_volume(site, layout) for site in layout.sites if site.kind in FAMILIES]
-    total = posterior.constant + sum(volumes) + 0.5 * math.log(2.0 * math.pi) * layout.count(REAL)
-    if layout.members.size:
-        total = total - 0.5 * log_determinant(posterior.precision)
-    return sum((jnp.sum(own) for own in families), start=total)
+    total = jnp.asarray(sum(volumes) + 0.5 * math.log(2.0 * math.pi) * layout.count(REAL), float)
+    if log_dets is not None:
+        total = total - 0.5 * jnp.sum(log_dets, axis=0)
+    families = (jnp.sum(family_of_group(group).log_normalizer(own), axis=0) for group, own in elements.items())
+    return sum(families, start=total)
 
 
 def posterior_of(

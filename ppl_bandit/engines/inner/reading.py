@@ -1,8 +1,8 @@
 """Read rows of data (derive their natural parameters) and certify them.
 
-Every engine that needs a conjugate likelihood uses `read_rows` and `certify`: when a program is examined, when the exact engine
-or a filter absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
-natural parameters to its posterior, because rows are also certified where the posterior is after them.
+Every engine that needs a conjugate likelihood uses `certify`: when a program is examined, when the exact engine or a
+filter absorbs data, and when the collapsed engine does so at fixed outer values. Between reading and certificate the rows are
+absorbed, because they are also certified where the posterior is after them.
 
 Rows are read one by one or, given weights, as one weighted sum. Only the sum of the log likelihoods enters a posterior, so it
 suffices that the sum is affine, and its certificate costs a fraction of one per row. A deviation that cancels in the sum at
@@ -18,11 +18,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.inner.density import Coordinates, Natural, Posterior, coordinates_at, latents_at
+from ppl_bandit.engines.inner.density import (
+    Coordinates,
+    Natural,
+    Posterior,
+    absorb,
+    constant_after,
+    coordinates_at,
+    discount_towards_prior,
+    is_resolved,
+    latents_at,
+    natural_of,
+    relative_to,
+)
 from ppl_bandit.engines.inner.gaussian import blocks_of, by_block, take, zero_padding
 from ppl_bandit.engines.inner.layout import POSITIVE, Layout
 from ppl_bandit.engines.inner.registry import family_of_group
-from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Residual, regions_for, residual_of, worst_of
+from ppl_bandit.engines.proof.certificate import (
+    NO_RESIDUAL,
+    Residual,
+    middle_of,
+    regions_for,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -121,21 +140,20 @@ class RowReadings(NamedTuple):
     is_sound: Bool[Array, " N"]
 
 
-class Certified(NamedTuple):
-    """The evidence for N rows.
+class ChunkEvidence(NamedTuple):
+    """The evidence for a chunk of N rows.
 
     Attributes:
-        residuals: how far the log likelihood of each row, or of the weighted sum, is from affine; infinite for a row that is
-            not sound, 0 for one that is masked.
-        in_prior: how far the log prior is from affine at the same points; None if it is not compared.
-        at_middle: log likelihood of each row, or of the weighted sum, at the middle of the posterior; 0 for a masked row.
-        steps: displacements of the real elements by a few standard deviations of the posterior.
+        residuals: of the rows; infinite for a row that the program cannot produce, 0 for a masked one.
+        in_prior: how far the prior is from affine where the posterior is now; None if it is not compared.
+        is_possible: whether the program can produce each row, or, of a sum, all rows that count.
+        is_held: whether jax's precision holds the posterior.
     """
 
     residuals: Residual
-    in_prior: Residual | None
-    at_middle: Float[Array, " N"]
-    steps: Float[Array, "P D"]
+    in_prior: Any  # a `Residual` or None
+    is_possible: Bool[Array, "..."]
+    is_held: Bool[Array, ""] | bool
 
 
 def read_rows(
@@ -178,39 +196,65 @@ def read_rows(
 def certify(
     model: RewardModel,
     layout: Layout,
-    readings: RowReadings,
-    rows: Interaction,
     before: Posterior,
-    after: Posterior,
+    rows: Interaction,
     num_points: tuple[int, int],
     *,
     weights: Float[Array, " N"] | None = None,
-    prior: Natural | None = None,
+    as_sum: bool = False,
     centre: Coordinates | None = None,
+    prior: Posterior | None = None,
+    keep: Float[Array, ""] | None = None,
     variant: Int[Array, ""] | int = 0,
-) -> Certified:
-    """Certify rows that were read: around the point of the reading, and where the posterior is after them.
+    after: Posterior | None = None,
+) -> tuple[Posterior, ChunkEvidence]:
+    """Read rows, absorb and certify them; return the posterior with them, and the evidence.
 
-    Each group of outcomes is compared with its affine form by itself.
+    All rows are read at the same point, so that their parameters add up. They are certified around that point, and where the
+    posterior is with them; each group of outcomes is compared with its affine form by itself. With precisions as arrows the
+    constant stays that of `absorb`, and `is_held` is not found.
 
     Args:
-        readings: of these rows, with the same weights.
-        before, after: the posterior without and with the rows.
-        num_points: random points around the centre, and where the posterior is.
-        prior: the prior's natural parameters, relative to the centre, if the log prior is to be certified too.
-        centre: where the rows were read, if not at the means of `before`.
-        variant: of the points around the centre; see `regions_for`.
+        num_points: random points around the point of reading, and where the posterior is.
+        weights: of the rows' log likelihoods; None for 1.
+        as_sum: whether the weighted sum is read and certified, and not every row.
+        centre: where the rows are read, if not at the means of `before`.
+        prior: is certified too, and what the posterior is discounted towards; None for neither.
+        keep: the weight that the posterior keeps against the prior; None for 1.
+        variant: of the points around the point of reading; see `regions_for`.
+        after: the posterior with them, if known; or where they are certified, if they are not absorbed.
     """
-    regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
     read_at = coordinates_at(layout, before) if centre is None else centre
+    each = jnp.ones(rows.arm.shape[0], before.mean.dtype) if weights is None else weights
+    of_sum = each if as_sum else None
+    readings = read_rows(model, layout, read_at, rows, weights=of_sum)
+    naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals)  # over the groups of outcomes
+    total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(each, leaf, axes=1), naturals)
+    is_dense = not isinstance(before.precision, Arrow)
+    if centre is not None:
+        total = relative_to(layout, total, centre, coordinates_at(layout, before))
+    if not is_dense:
+        total = total._replace(quadratic=arrow_matrices.as_arrow(total.quadratic, *layout.leaves))
+    start = before_rows = before
+    if keep is not None and prior is not None:
+        start, prior_share = discount_towards_prior(layout, before, prior, keep)
+        total = jax.tree.map(jnp.add, total, prior_share)
+        before_rows = absorb(layout, start, prior_share, 0)
+    if after is None:
+        after = absorb(layout, start, total, rows.arm.shape[0] if rows.mask is None else jnp.sum(rows.mask))
+
+    regions = regions_for(layout, before, after, *num_points, variant=variant, centre=centre)
+    here: Any = None
+    if prior is not None:
+        here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), read_at)
 
     def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> tuple[Residual, Array]:
         if prior is not None:
-            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
+            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), here, own)
         densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
         return residual_of(layout, densities, own, read_at, regions, rows.arm.shape[0])
 
-    found, values = jax.vmap(compare)(*_batches(rows, weights, read_at), readings.naturals)
+    found, values = jax.vmap(compare)(*_batches(rows, of_sum, read_at), readings.naturals)
     in_prior = None
     if prior is not None:
         in_prior, found = (jax.tree.map(operator.itemgetter(own), found) for own in ((0, 0), np.s_[:, 1:]))
@@ -218,8 +262,12 @@ def certify(
     residuals = _where(readings.is_sound, jax.vmap(worst_of)(found), Residual(jnp.inf, 0.0, jnp.inf))
     if rows.mask is not None:
         residuals = _where(rows.mask, residuals, NO_RESIDUAL)
-    real = regions[1].points.real
-    return Certified(residuals, in_prior, jnp.sum(values, axis=1), real[1:] - real[0])
+    real, densities = regions[1].points.real, jnp.sum(values, axis=1)
+    is_held = is_resolved(layout, start, after, total, real[1:] - real[0]) if is_dense else True
+    if layout.members.size and is_dense:  # else nothing large cancels in the constant
+        density = densities[0] if as_sum else jnp.sum(each * densities)
+        after = after._replace(constant=constant_after(layout, before_rows, after, middle_of(layout, after), density))
+    return after, ChunkEvidence(residuals, in_prior, readings.is_possible, is_held)
 
 
 def _where(condition: Bool[Array, " N"], chosen: Any, otherwise: Any) -> Any:

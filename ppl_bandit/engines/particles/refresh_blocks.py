@@ -26,11 +26,11 @@ from ppl_bandit.engines.particles.space import PartialCentring, Space
 from ppl_bandit.engines.particles.weighted_particles import (
     MIN_ESS_SHARE,
     RefreshSettings,
-    WeightedParticles,
     refresh_particles,
 )
 from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log_weights, robust_covariance
 from ppl_bandit.engines.rows import Buffer, read_buffer, take_rows
+from ppl_bandit.engines.state import Particles
 from ppl_bandit.types import Key
 
 MAX_ROWS = 32  # that one start fits
@@ -107,7 +107,7 @@ def _shortest_step(gradients: Float[Array, "n k"], gaps: Float[Array, " n"]) -> 
 def refresh_block(
     key: Key,
     target: LogDensity,
-    particles: WeightedParticles,
+    particles: Particles,
     settings: RefreshSettings,
     space: Space,
     blocks: Blocks,
@@ -116,7 +116,7 @@ def refresh_block(
     reference: Float[Array, " K"],
     discount: float,
     probes: PriorProbes | None = None,
-) -> WeightedParticles:
+) -> Particles:
     """Refresh particles as `refresh_particles` does, in partially non-centred coordinates if the program has any.
 
     Args:
@@ -191,7 +191,7 @@ def _space_at(space: Space, centring: PartialCentring, centredness: Float[Array,
     )
 
 
-def _estimate_centredness(particles: WeightedParticles, log_scales: Float[Array, "M k"]) -> Float[Array, " k"]:
+def _estimate_centredness(particles: Particles, log_scales: Float[Array, "M k"]) -> Float[Array, " k"]:
     """Return 1 minus the variance of each latent over the square of its scale, by the weighted particles."""
     log_weights = finite_log_weights(particles.log_weights)
     weights = jax.nn.softmax(flatten_log_weights(log_weights, MIN_ESS_SHARE * len(log_weights)))

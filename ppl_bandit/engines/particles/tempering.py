@@ -31,6 +31,7 @@ from ppl_bandit.engines.particles.weights import (
     variance_of_mean,
     weight_ess,
 )
+from ppl_bandit.engines.state import Particles
 from ppl_bandit.numerics import random_bits
 from ppl_bandit.runtime.jax_adapter import ConditionalTask, run_where_needed
 from ppl_bandit.types import Key
@@ -45,25 +46,16 @@ _HALF_DEGREES = 3  # 6 degrees of freedom of the Student-t law
 _BISECTIONS = 16  # a part of the path to 2^-16
 
 
-class PathParticles(NamedTuple):
-    """Particles on a path of targets.
+class PathEvidence(NamedTuple):
+    """Measures of the moves along a path.
 
     Attributes:
-        positions, log_targets: the particles, and the log density of which they are an equally weighted sample.
-        log_weights: of the particles, from that density to the new target; 0 at the end of the path.
-        log_ratio: log ratio of the integrals of that density and of the first target of the last path.
-        squared_error: of the log ratios of all paths, as if the particles of each stage were independent and exact.
         autocorrelation: largest correlation of a coordinate, or of its squared deviation, over the moves of the last stage.
         share_undefined: share of the proposals of the last stage whose density is nan or infinite. They are rejected, so that
             nothing else shows the posterior mass that may be there.
         num_stages: stages of the last path; 0 if nothing was moved.
     """
 
-    positions: Float[Array, "M K"]
-    log_targets: Float[Array, " M"]
-    log_weights: Float[Array, " M"]
-    log_ratio: Float[Array, ""]
-    squared_error: Float[Array, ""]
     autocorrelation: Float[Array, ""]
     share_undefined: Float[Array, ""]
     num_stages: Int[Array, ""]
@@ -86,7 +78,7 @@ class _Stage(NamedTuple):
     phase: Int[Array, ""]
     starts: Float[Array, "M K"]
     sum_undefined: Float[Array, ""]
-    particles: PathParticles
+    particles: Particles
 
 
 def max_autocorrelation(num_particles: float = math.inf) -> float:
@@ -98,10 +90,10 @@ def follow_path(
     key: Key,
     log_targets: Callable[[Any, Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
     data: Any,
-    start: PathParticles,
+    start: Particles,
     is_needed: Bool[Array, ""],
     max_evaluations: int | None = None,
-) -> PathParticles:
+) -> Particles:
     """Take particles along a path of targets to its end if that is needed, else return them unchanged.
 
     Under `vmap` only the sets of particles that need it are moved, a few sets at a time.
@@ -109,7 +101,8 @@ def follow_path(
     Args:
         log_targets: (data, positions, part) -> log densities at a part of the path; it closes over no traced value.
         data: arrays that the targets read.
-        start: the particles, with the density of which they are an equally weighted sample and their weights at part 0.
+        start: the particles, with the density of which they are an equally weighted sample and their weights at part 0. The
+            log ratio of the integrals at the end and the start is added to their log evidence.
         max_evaluations: of the targets, after which a stage ends with the fewest moves, however large the autocorrelation.
     """
     run = functools.partial(_follow_path, log_targets, max_evaluations)
@@ -118,7 +111,7 @@ def follow_path(
 
 def _follow_path(
     log_targets: Callable[[Any, Array, Array], Array], max_evaluations: int | None, task: ConditionalTask
-) -> PathParticles:
+) -> Particles:
     """Run all phases of all stages in one loop, which evaluates the target once: it is large, and compiled once."""
     (key, data), start, is_needed = task
     num_particles, num_dims = start.positions.shape
@@ -126,7 +119,7 @@ def _follow_path(
 
     def is_unfinished(stage: _Stage) -> Bool[Array, ""]:
         # After the last stage the weights to the end of the path are still evaluated once.
-        is_exhausted = (stage.particles.num_stages >= _MAX_STAGES) & (stage.phase > 0)
+        is_exhausted = (stage.particles.evidence.num_stages >= _MAX_STAGES) & (stage.phase > 0)
         return is_needed & (stage.part < 1.0) & ~is_exhausted
 
     def body(stage: _Stage) -> _Stage:
@@ -161,7 +154,7 @@ def _choose_next_part(stage: _Stage, log_end: Float[Array, " M"]) -> _Stage:
     """Choose where the stage ends, from the log densities at the end of the path."""
     particles = stage.particles
     log_weights = finite_log_weights(log_end - particles.log_targets)
-    is_last = particles.num_stages >= _MAX_STAGES
+    is_last = particles.evidence.num_stages >= _MAX_STAGES
     return stage._replace(
         next_part=_next_part(stage.part, particles.log_weights, log_weights),
         phase=stage.phase + 1,
@@ -184,7 +177,7 @@ def _resample(stage: _Stage, log_targets: Float[Array, " M"], offset: Float[Arra
             positions=positions,
             log_targets=log_targets[index],
             log_weights=jnp.zeros_like(log_weights),
-            log_ratio=particles.log_ratio + log_mean,
+            log_evidence=particles.log_evidence + log_mean,
             squared_error=particles.squared_error + variance_of_mean(ess, len(log_weights)),
         ),
     )
@@ -212,9 +205,11 @@ def _accept(
         particles=particles._replace(
             positions=positions,
             log_targets=jnp.where(is_accepted, log_targets, particles.log_targets),
-            autocorrelation=jnp.where(is_done, autocorrelation, particles.autocorrelation),
-            share_undefined=jnp.where(is_done, sum_undefined / num_moves, particles.share_undefined),
-            num_stages=particles.num_stages + is_done,
+            evidence=PathEvidence(
+                jnp.where(is_done, autocorrelation, particles.evidence.autocorrelation),
+                jnp.where(is_done, sum_undefined / num_moves, particles.evidence.share_undefined),
+                particles.evidence.num_stages + is_done,
+            ),
         ),
     )
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.checks import CHECKS, passing_value
 from ppl_bandit.engines.particles.importance import PriorProbes, Proposal, log_unseen_mass, num_searches, propose
@@ -24,6 +24,7 @@ from ppl_bandit.engines.particles.weights import (
     variance_of_mean,
     weight_ess,
 )
+from ppl_bandit.engines.state import Particles
 from ppl_bandit.runtime.jax_adapter import apply_where
 from ppl_bandit.types import Key
 
@@ -36,44 +37,6 @@ MAX_UNSEEN_MASS = CHECKS["unseen_mass"].bound  # of modes that have less than a 
 MAX_MISSED_MASS = 0.005
 MIN_ESS_SHARE = CHECKS["ess"].bound
 MAX_ROUNDING = 0.02  # nats of a log density; see the check of the precision
-
-
-class WeightedParticles(NamedTuple):
-    """M weighted particles of a block of k latents, or of B blocks with a leading axis.
-
-    Attributes:
-        positions: unconstrained latents.
-        log_weights: up to a constant.
-        log_prior, log_likelihood: of the particles, given all rows so far.
-        covariance: of the target, at the last refresh.
-        step_size: for the next moves.
-        variance: of the mean of a function with unit variance, over the particles of the last refresh: 1 / M if they were
-            independent, more if they depend on the particles before.
-        evidence: of the last moves; sound if the particles are importance draws.
-        log_evidence: of the rows of this block.
-        squared_error: of the log evidence, at the last refresh.
-        modes: that the search of the last refresh found, and log_unseen_mass, the log posterior mass of those with too few
-            particles; -inf for the others.
-        log_constant, constant_error: log normalising constant of the prior and its squared error; both 0 unless the program
-            has factors.
-        num_refreshes: how often the particles were renewed.
-    """
-
-    positions: Float[Array, "*B M k"]
-    log_weights: Float[Array, "*B M"]
-    log_prior: Float[Array, "*B M"]
-    log_likelihood: Float[Array, "*B M"]
-    covariance: Float[Array, "*B k k"]
-    step_size: Float[Array, "*B"]
-    variance: Float[Array, "*B"]
-    evidence: MoveEvidence
-    log_evidence: Float[Array, "*B"]
-    squared_error: Float[Array, "*B"]
-    modes: Float[Array, "*B C k"]
-    log_unseen_mass: Float[Array, "*B C"]
-    log_constant: Float[Array, "*B"]
-    constant_error: Float[Array, "*B"]
-    num_refreshes: Int[Array, "*B"]
 
 
 class RefreshSettings(NamedTuple):
@@ -95,7 +58,7 @@ def prior_particles(
     log_weights: Float[Array, " M"],
     log_prior: Float[Array, " M"],
     has_data_starts: bool = False,
-) -> WeightedParticles:
+) -> Particles:
     """Return particles drawn from the prior, weighted by the factors of the program.
 
     Args:
@@ -105,16 +68,16 @@ def prior_particles(
     dtype = positions.dtype
     zero = jnp.zeros((), dtype)
     num_modes = num_searches(num_data_starts(size) if has_data_starts else 0)
-    return WeightedParticles(
+    return Particles(
         positions,
         log_weights,
-        log_prior,
+        log_evidence=zero,
+        log_prior=log_prior,
         log_likelihood=jnp.zeros_like(log_weights),
         covariance=robust_covariance(positions),
         step_size=jnp.asarray(size**-0.25, dtype),
         variance=jnp.asarray(1.0 / num, dtype),
         evidence=sound_evidence(dtype),
-        log_evidence=zero,
         squared_error=zero,
         modes=positions[jnp.arange(num_modes) % num],
         log_unseen_mass=jnp.full(num_modes, -jnp.inf, dtype),
@@ -132,11 +95,11 @@ def num_data_starts(size: int) -> int:
 def refresh_particles(
     key: Key,
     target: LogDensity,
-    particles: WeightedParticles,
+    particles: Particles,
     settings: RefreshSettings,
     probes: PriorProbes | None = None,
     find_starts: StartFinder | None = None,
-) -> WeightedParticles:
+) -> Particles:
     """Replace particles by importance draws if these are accepted, else move every particle by Markov transitions.
 
     Moves start at the particles in proportion to their weights. If the weights are concentrated on a few particles, they
@@ -186,7 +149,7 @@ def refresh_particles(
         num_refreshes=particles.num_refreshes + 1,
     )
 
-    def move_from_starts(renewed: WeightedParticles) -> WeightedParticles:
+    def move_from_starts(renewed: Particles) -> Particles:
         moves, evidence = settings.moves, particles.evidence
         # Degenerate particles need coordinate moves most and do not show a funnel yet.
         moves = moves._replace(min_narrowing=jnp.where(is_degenerate, 0.0, moves.min_narrowing))
@@ -208,8 +171,8 @@ def refresh_particles(
 
 
 def _with_evidence(
-    particles: WeightedParticles, proposal: Proposal, root: Float[Array, "k k"], settings: RefreshSettings
-) -> WeightedParticles:
+    particles: Particles, proposal: Proposal, root: Float[Array, "k k"], settings: RefreshSettings
+) -> Particles:
     """Return particles with the better of two estimates of the log evidence: theirs, or that of importance sampling."""
     log_volume = jnp.sum(jnp.log(jnp.diagonal(root)))
     num_proposed = len(proposal.log_weights)
@@ -226,13 +189,13 @@ def _with_evidence(
 def _move(
     key: Key,
     target: LogDensity,
-    starts: WeightedParticles,
+    starts: Particles,
     settings: MoveSettings,
     covariance: Float[Array, "k k"],
     variance: Float[Array, ""],
     previous: MoveEvidence,
     is_accepted: Bool[Array, ""],
-) -> WeightedParticles:
+) -> Particles:
     """Return particles that moved from starts.
 
     Args:
@@ -256,7 +219,7 @@ def _move(
     )
 
 
-def particle_checks(particles: WeightedParticles, ess: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+def particle_checks(particles: Particles, ess: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
     """Return the checks of the particles of one block, by name.
 
     Args:
@@ -280,7 +243,7 @@ def particle_checks(particles: WeightedParticles, ess: Float[Array, ""]) -> dict
     return {name: value.astype(dtype) for name, value in checks.items()}
 
 
-def sample_size(particles: WeightedParticles, ess: Float[Array, ""]) -> Float[Array, ""]:
+def sample_size(particles: Particles, ess: Float[Array, ""]) -> Float[Array, ""]:
     """Return the number of independent draws with the same Monte Carlo error as the weighted particles of a block.
 
     Args:

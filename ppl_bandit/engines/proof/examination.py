@@ -26,7 +26,7 @@ from ppl_bandit.engines.inner.density import (
     where_finite,
 )
 from ppl_bandit.engines.inner.layout import REAL, Layout, SiteBlock
-from ppl_bandit.engines.inner.reading import derive
+from ppl_bandit.engines.inner.reading import ChunkEvidence, derive
 from ppl_bandit.engines.inner.registry import family_of_group
 from ppl_bandit.engines.proof.analyticity import not_conjugate
 from ppl_bandit.engines.proof.assignment import find_scales, read_supports, split_gaussian_blocks
@@ -52,7 +52,6 @@ from ppl_bandit.engines.refusals import (
 from ppl_bandit.engines.updates.chunks import (
     NUM_POINTS,
     Absorb,
-    ChunkEvidence,
     chunk_absorber,
     join_chunks,
     split_chunks,

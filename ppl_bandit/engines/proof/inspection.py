@@ -19,22 +19,19 @@ from jaxtyping import Array, Bool, Float
 from ppl_bandit.engines.inner.density import (
     Coordinates,
     Posterior,
-    absorb,
     coordinates_at,
     is_proper,
     latents_at,
     posterior_of,
-    relative_to,
 )
 from ppl_bandit.engines.inner.layout import Layout
-from ppl_bandit.engines.inner.reading import certify, derive, read_rows
+from ppl_bandit.engines.inner.reading import certify, derive
 from ppl_bandit.engines.proof.analyticity import Gap, not_conjugate
 from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, excess_of, is_affine, worst_of
 from ppl_bandit.engines.proof.examination import arrange, certify_prior, examine, trial_rows
 from ppl_bandit.engines.proof.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
 from ppl_bandit.engines.rows import row_mask
-from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
@@ -189,11 +186,10 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
         # Where the prior at this outer value has its mass: elsewhere the terms of a tight prior are large, and so is rounding.
         prior = jax.tree.map(lambda own, first: jnp.where(is_proper(prior), own, first), prior, first_prior)
         in_prior = certify_prior(layout, log_prior, natural, prior, _NUM_POINTS, centre)
-        readings = read_rows(view, layout, centre, rows)
-        is_possible = row_mask(rows) & readings.is_possible
-        possible = rows._replace(mask=is_possible)
-        found = certify(view, layout, readings, possible, prior, prior, _NUM_POINTS, centre=centre)
-        return in_prior, found.residuals, is_possible
+        _, found = certify(view, layout, prior, rows, _NUM_POINTS, centre=centre, after=prior)
+        is_possible = row_mask(rows) & found.is_possible
+        in_rows = jax.tree.map(lambda own, none: jnp.where(is_possible, own, none), found.residuals, NO_RESIDUAL)
+        return in_prior, in_rows, is_possible
 
     def measure() -> tuple[Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
@@ -233,11 +229,7 @@ def certificate_excess(
 
     def excess_at(own: Mapping[str, Array], law: Posterior) -> Float[Array, " N"]:
         view = given(model, own)
-        readings = read_rows(view, layout, centre, rows)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), readings.naturals)
-        added = relative_to(layout, total, centre, coordinates_at(layout, law))
-        added = added._replace(quadratic=as_arrow(added.quadratic, *layout.leaves))
-        after = absorb(layout, law, added, jnp.sum(row_mask(rows)))
-        return excess_of(certify(view, layout, readings, rows, law, after, _NUM_POINTS, centre=centre).residuals)
+        _, found = certify(view, layout, law, rows, _NUM_POINTS, centre=centre)
+        return excess_of(found.residuals)
 
     return jnp.max(jax.vmap(excess_at)(dict(values), laws), axis=0)

@@ -23,13 +23,13 @@ from ppl_bandit.engines.particles.refresh_blocks import refresh_block
 from ppl_bandit.engines.particles.space import Space, unconstrained_space
 from ppl_bandit.engines.particles.weighted_particles import (
     RefreshSettings,
-    WeightedParticles,
     particle_checks,
     prior_particles,
     sample_size,
 )
-from ppl_bandit.engines.particles.weights import finite_log_weights, resample, variance_of_mean, weight_ess
-from ppl_bandit.engines.rows import Buffer, append_rows, empty_buffer, reserve, row_mask, rows_that_fit
+from ppl_bandit.engines.particles.weights import finite_log_weights, resample, weight_ess
+from ppl_bandit.engines.rows import append_rows, empty_buffer, reserve, row_mask, rows_that_fit
+from ppl_bandit.engines.state import Particles, State
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
@@ -37,12 +37,10 @@ _CHECKS = "ess weight_ess k_hat autocorrelation drift divergences acceptance unm
 CHECKS_TEXT = checks_text(_CHECKS.split())
 
 
-class BlockState(NamedTuple):
-    """The data, and weighted draws of the posterior of every block.
+class BlockSearch(NamedTuple):
+    """What is known of B blocks beside their particles: how many rows inform them, and where mass may be unseen.
 
     Attributes:
-        buffer: all rows so far.
-        particles: of all blocks, with a leading axis B.
         reference: possible latents, for the blocks that are not evaluated.
         num_rows, num_searched: rows that inform each block, now and at its last refresh, which searched for modes.
         probes: draws of the prior of all blocks, (B, S, k); None without a watch for unseen mass, as are the next two.
@@ -51,8 +49,6 @@ class BlockState(NamedTuple):
         num_pending: updates since the last refresh; None if a refresh does not wait for a number of them.
     """
 
-    buffer: Buffer
-    particles: WeightedParticles
     reference: Float[Array, " K"]
     num_rows: Int[Array, " B"]
     num_searched: Int[Array, " B"]
@@ -60,22 +56,6 @@ class BlockState(NamedTuple):
     log_probe_mass: Any = None
     num_narrow: Any = None
     num_pending: Any = None
-
-    @property
-    def log_evidence(self) -> Float[Array, ""]:
-        """Log of p(data), the sum of the rows' log predictive densities; with a discount, a predictive score."""
-        return jnp.sum(self.particles.log_evidence)
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Standard error of the log evidence, as if the draws of each refresh were independent and exact."""
-        ess = jax.vmap(weight_ess)(self.particles.log_weights)
-        num_particles = self.particles.log_weights.shape[-1]
-        return jnp.sqrt(jnp.sum(self.particles.squared_error + variance_of_mean(ess, num_particles)))
-
-    def of_block(self, block: Int[Array, ""]) -> WeightedParticles:
-        """Return the particles of one block."""
-        return jax.tree.map(lambda leaf: leaf[block], self.particles)
 
 
 class BlockProgram(NamedTuple):
@@ -91,35 +71,37 @@ class BlockProgram(NamedTuple):
     num_particles: int
     discount: float
 
-    def first_state(self, key: Key, capacity: int) -> BlockState:
+    def first_state(self, key: Key, capacity: int) -> State:
         """Return a state with draws of the prior."""
         particles, reference = _draw_prior_particles(key, self.space, self.blocks, self.num_particles)
         none = jnp.zeros(len(self.blocks.coordinates), int)
-        return BlockState(empty_buffer(self.model, capacity), particles, reference, none, none)
+        buffer = empty_buffer(self.model, capacity)
+        return State(particles=particles, buffer=buffer, search=BlockSearch(reference, none, none))
 
-    def target(self, state: BlockState, block: Int[Array, ""]) -> LogDensity:
+    def target(self, state: State, block: Int[Array, ""]) -> LogDensity:
         """Return the posterior density of a block."""
-        return block_posterior(self.space, self.blocks, block, state.buffer, state.reference, self.discount)
+        return block_posterior(self.space, self.blocks, block, state.buffer, state.search.reference, self.discount)
 
     def refresh(
         self,
         key: Key,
-        state: BlockState,
+        state: State,
         block: Int[Array, ""],
         settings: RefreshSettings,
-        own: WeightedParticles,
+        own: Particles,
         probes: PriorProbes | None = None,
-    ) -> BlockState:
+    ) -> State:
         """Refresh the particles of a block.
 
         Args:
             own: the particles of the block, weighted with all rows.
         """
-        given = self.space, self.blocks, block, state.buffer, state.reference, self.discount
+        given = self.space, self.blocks, block, state.buffer, state.search.reference, self.discount
         own = refresh_block(key, self.target(state, block), own, settings, *given, probes=probes)
+        search = state.search
         return state._replace(
             particles=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.particles, own),
-            num_searched=state.num_searched.at[block].set(state.num_rows[block]),
+            search=search._replace(num_searched=search.num_searched.at[block].set(search.num_rows[block])),
         )
 
     def num_informing(self, rows: Interaction) -> Int[Array, " B"]:
@@ -128,7 +110,7 @@ class BlockProgram(NamedTuple):
         block = jnp.where(row_mask(rows), jnp.asarray(self.blocks.of_arm)[rows.arm], num_blocks)
         return jnp.zeros(num_blocks, int).at[block].add(1, mode="drop")
 
-    def measure(self, state: BlockState, has_room: Bool[Array, ""], checks: Mapping[str, Any], **measures: Any) -> Info:
+    def measure(self, state: State, has_room: Bool[Array, ""], checks: Mapping[str, Any], **measures: Any) -> Info:
         """Return the measures of an update: of every check the worst value over blocks.
 
         Args:
@@ -147,7 +129,7 @@ class BlockProgram(NamedTuple):
             **measures,
         )
 
-    def sample(self, key: Key, state: BlockState, num_samples: int) -> Draws:
+    def sample(self, key: Key, state: State, num_samples: int) -> Draws:
         """Draw all latents: those of each block in proportion to its weights, independently of the other blocks."""
         particles = state.particles
         offsets = jr.uniform(key, (len(self.blocks.coordinates),), particles.positions.dtype)
@@ -165,15 +147,18 @@ class BlockProgram(NamedTuple):
         return jax.vmap(self.space.constrain)(joined if is_ordered else joined[:, column])
 
 
+def of_block(state: State, block: Int[Array, ""]) -> Particles:
+    """Return the particles of one block."""
+    return jax.tree.map(lambda leaf: leaf[block], state.particles)
+
+
 def block_program(model: RewardModel, num_particles: int, discount: float) -> BlockProgram:
     """Return a program with its independent blocks of latents."""
     space = unconstrained_space(model)
     return BlockProgram(model, space, independent_blocks(model, space), num_particles, discount)
 
 
-def _draw_prior_particles(
-    key: Key, space: Space, blocks: Blocks, num: int
-) -> tuple[WeightedParticles, Float[Array, " K"]]:
+def _draw_prior_particles(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Particles, Float[Array, " K"]]:
     """Draw particles of all blocks from the prior.
 
     Returns:
@@ -194,16 +179,20 @@ def _draw_prior_particles(
 
     has_data_starts = space.locations is not None
 
-    def of_block(own: Array, log_weights: Array, log_prior: Array) -> WeightedParticles:
+    def draws_of(own: Array, log_weights: Array, log_prior: Array) -> Particles:
         return prior_particles(own, log_weights, log_prior, has_data_starts)
 
-    particles = jax.vmap(of_block)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
+    particles = jax.vmap(draws_of)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
     return particles, positions[0]
 
 
 _REFRESH = RefreshSettings(
     MoveSettings(no_u_turn, first_length=2, first_coordinate_moves=16, min_narrowing=0.0), may_accept_proposals=False
 )
+
+
+def _with_pending(state: State, num_pending: Int[Array, ""]) -> State:
+    return state._replace(search=state.search._replace(num_pending=num_pending))
 
 
 def nuts(
@@ -233,35 +222,37 @@ def nuts(
         raise ValueError(f"num_draws must be at least 4, got {num_draws}")
     own = block_program(model, num_draws, discount)
 
-    def init(key: Key) -> BlockState:
-        return own.first_state(key, capacity)._replace(num_pending=jnp.zeros((), int))
+    def init(key: Key) -> State:
+        return _with_pending(own.first_state(key, capacity), jnp.zeros((), int))
 
-    def run_chains(key: Key, state: BlockState, block: Array) -> BlockState:
-        particles = state.of_block(block)
+    def run_chains(key: Key, state: State, block: Array) -> State:
+        particles = of_block(state, block)
         log_prior, log_likelihood = jax.vmap(own.target(state, block).parts)(particles.positions)
         weighted = particles._replace(
             log_weights=particles.log_weights + log_likelihood - particles.log_likelihood,
             log_prior=log_prior,
             log_likelihood=log_likelihood,
         )
-        return own.refresh(key, state, block, _REFRESH, weighted)._replace(num_pending=jnp.zeros((), int))
+        return _with_pending(own.refresh(key, state, block, _REFRESH, weighted), jnp.zeros((), int))
 
-    def update(key: Key, state: BlockState, interaction: Interaction) -> tuple[BlockState, Info]:
+    def update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
         rows, has_room = rows_that_fit(state.buffer, interaction)
         # With a discount every row changes the posterior of every block.
         num_new = own.num_informing(rows) if discount == 1.0 else jnp.sum(row_mask(rows))
+        search = state.search
         pending = state._replace(
             buffer=append_rows(model, state.buffer, rows, merges=discount == 1.0),
-            num_rows=state.num_rows + num_new,
-            num_pending=state.num_pending + jnp.any(row_mask(rows)),
+            search=search._replace(
+                num_rows=search.num_rows + num_new, num_pending=search.num_pending + jnp.any(row_mask(rows))
+            ),
         )
-        is_due = pending.num_pending >= refresh_every
+        is_due = pending.search.num_pending >= refresh_every
 
-        def is_unfinished(state: BlockState) -> Bool[Array, ""]:
-            return is_due & jnp.any(state.num_rows > state.num_searched)
+        def is_unfinished(state: State) -> Bool[Array, ""]:
+            return is_due & jnp.any(state.search.num_rows > state.search.num_searched)
 
-        def run_next(state: BlockState) -> BlockState:
-            block = jnp.argmax(state.num_rows > state.num_searched)
+        def run_next(state: State) -> State:
+            block = jnp.argmax(state.search.num_rows > state.search.num_searched)
             return run_chains(jr.fold_in(key, block), state, block)
 
         after = jax.lax.while_loop(is_unfinished, run_next, pending)

@@ -1,46 +1,21 @@
 """Exact updates: rows of a chunk are read, certified and absorbed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.checks import Info, make_info
-from ppl_bandit.engines.inner.density import (
-    Posterior,
-    absorb,
-    constant_after,
-    coordinates_at,
-    discount_towards_prior,
-    is_resolved,
-    natural_of,
-    relative_to,
-)
+from ppl_bandit.engines.inner.density import Posterior, absorb, coordinates_at
 from ppl_bandit.engines.inner.layout import REAL, Layout
-from ppl_bandit.engines.inner.reading import certify, read_rows
-from ppl_bandit.engines.proof.certificate import Residual, excess_of, is_affine, middle_of, worst_of
+from ppl_bandit.engines.inner.reading import ChunkEvidence, certify, read_rows
+from ppl_bandit.engines.proof.certificate import excess_of, is_affine, worst_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 NUM_POINTS = (6, 4)  # random points of a certificate: around the point of reading, and where the posterior is
-
-
-class ChunkEvidence(NamedTuple):
-    """The evidence for a chunk of N rows.
-
-    Attributes:
-        residuals: of the rows; infinite for a row that the program cannot produce, 0 for a masked one.
-        in_prior: how far the prior is from affine where the posterior is now.
-        is_possible: whether the program can produce each row, or, of a sum, all rows that count.
-        is_held: whether jax's precision holds the posterior.
-    """
-
-    residuals: Residual
-    in_prior: Residual
-    is_possible: Bool[Array, "..."]
-    is_held: Bool[Array, ""]
 
 
 Absorb = Callable[..., tuple[Posterior, ChunkEvidence]]
@@ -49,7 +24,7 @@ Absorb = Callable[..., tuple[Posterior, ChunkEvidence]]
 def chunk_absorber(model: RewardModel, layout: Layout, discount: float = 1.0) -> Absorb:
     """Return (prior, posterior, rows, weights, variant, as_sum) -> (the posterior with the rows added, their evidence).
 
-    All rows of a chunk are read at the same means, so that their parameters add up. The examination of a program and the
+    The examination of a program and the
     updates of its engine call the same function, which is traced once for each number of rows.
 
     The rows have a mask, `weights` are those of their log likelihoods, and `variant` is that of the points. With `as_sum` the
@@ -66,44 +41,23 @@ def chunk_absorber(model: RewardModel, layout: Layout, discount: float = 1.0) ->
         as_sum: bool,
     ) -> tuple[Posterior, ChunkEvidence]:
         assert rows.mask is not None
-        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
-        counted = rows.mask * weights * discount ** (num_new - jnp.cumsum(rows.mask))
-        weights_of_sum = counted if as_sum else None
-        readings = read_rows(model, layout, centre, rows, weights=weights_of_sum)
-        naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals)
-        start = posterior
-        total = jax.tree.map(lambda leaf: leaf[0] if as_sum else jnp.tensordot(counted, leaf, axes=1), naturals)
-        before_rows = posterior
-        if discount < 1.0:
-            start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
-            total = jax.tree.map(jnp.add, total, prior_share)
-            before_rows = absorb(layout, start, prior_share, 0)
-        after = absorb(layout, start, total, num_new)
-        prior_here = relative_to(layout, natural_of(layout, prior), coordinates_at(layout, prior), centre)
-        found = certify(
+        num_new = jnp.sum(rows.mask)
+        after, evidence = certify(
             model,
             layout,
-            readings,
-            rows,
             posterior,
-            after,
+            rows,
             NUM_POINTS,
-            weights=weights_of_sum,
-            prior=prior_here,
+            weights=rows.mask * weights * discount ** (num_new - jnp.cumsum(rows.mask)),
+            as_sum=as_sum,
+            prior=prior,
+            keep=discount**num_new if discount < 1.0 else None,
             variant=variant,
         )
-        assert found.in_prior is not None
-        is_held = is_resolved(layout, start, after, total, found.steps)
-        if layout.members.size:  # else nothing large cancels in the constant
-            rows_density = found.at_middle[0] if as_sum else jnp.sum(counted * found.at_middle)
-            constant = constant_after(layout, before_rows, after, middle_of(layout, after), rows_density)
-            after = after._replace(constant=constant)
-        evidence = ChunkEvidence(found.residuals, found.in_prior, readings.is_possible, is_held)
         if not as_sum:
             return after, evidence
-        is_possible = jnp.broadcast_to(readings.is_possible, rows.mask.shape)
-        evidence = evidence._replace(is_possible=is_possible)
-        is_fine = jnp.all(is_affine(found.residuals)) & is_affine(found.in_prior) & is_held
+        evidence = evidence._replace(is_possible=jnp.broadcast_to(evidence.is_possible, rows.mask.shape))
+        is_fine = jnp.all(is_affine(evidence.residuals)) & is_affine(evidence.in_prior) & evidence.is_held
 
         def each() -> tuple[Posterior, ChunkEvidence]:
             return absorb_chunk(prior, posterior, rows, weights, variant, as_sum=False)

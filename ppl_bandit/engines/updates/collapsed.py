@@ -19,7 +19,6 @@ from ppl_bandit.engines.checks import (
     checks_text,
     make_info,
     refuse_moving,
-    stored_evidence,
 )
 from ppl_bandit.engines.explanation import explain, family_name, residual_text
 from ppl_bandit.engines.inner.data_sums import WeightedRows, separable_summary, shared_summary
@@ -29,7 +28,6 @@ from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.tempering import (
     MAX_DIMS_AT_ONCE,
-    PathParticles,
     follow_path,
     max_autocorrelation,
 )
@@ -40,10 +38,10 @@ from ppl_bandit.engines.proof.inspection import Split
 from ppl_bandit.engines.proof.split import find_split
 from ppl_bandit.engines.refusals import KEEP, refusal
 from ppl_bandit.engines.rows import reserve, row_mask, rows_that_fit
+from ppl_bandit.engines.state import Particles, State, stored_evidence
 from ppl_bandit.engines.updates.collapsed_learning import DataUpdate, add_to_buffer, add_to_sums, certify_and_summarize
 from ppl_bandit.engines.updates.collapsed_posterior import (
     CollapsedPosterior,
-    CollapsedState,
     as_matrices,
     first_state,
     laws_of,
@@ -103,18 +101,18 @@ def collapsed(
         )
     posterior = CollapsedPosterior(model, split, summary, discount)
 
-    def init(key: Key) -> CollapsedState:
+    def init(key: Key) -> State:
         return first_state(posterior, key, num_particles, capacity)
 
-    def update(key: Key, state: CollapsedState, rows: Interaction) -> tuple[CollapsedState, Info]:
+    def update(key: Key, state: State, rows: Interaction) -> tuple[State, Info]:
         # With the reduced matmul precision of an accelerator, conjugate rows would fail their certificates.
         with jax.default_matmul_precision("highest"):
             return _update(posterior, key, state, rows)
 
-    def sample(key: Key, state: CollapsedState, num_samples: int) -> Draws:
+    def sample(key: Key, state: State, num_samples: int) -> Draws:
         return _sample(posterior, key, state, num_samples)
 
-    def component_laws(state: CollapsedState) -> tuple[Any, Posterior]:
+    def component_laws(state: State) -> tuple[Any, Posterior]:
         picks = representative_particles(state.particles.positions, finite_log_weights(state.particles.log_weights))
         values, laws, _ = laws_of(posterior, state, picks)
         return values, as_matrices(laws)
@@ -139,9 +137,7 @@ def collapsed(
     )
 
 
-def _update(
-    posterior: CollapsedPosterior, key: Key, state: CollapsedState, interaction: Interaction
-) -> tuple[CollapsedState, Info]:
+def _update(posterior: CollapsedPosterior, key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
     """Certify and learn rows, and move the particles if their weights are uneven."""
     model, split, summary, discount = posterior
     num_particles, dtype = state.particles.positions.shape[0], state.particles.positions.dtype
@@ -169,12 +165,11 @@ def _update(
     # Particles with a large autocorrelation are moved again with the next row.
     is_correlated = _autocorrelation_beyond_chance(state) > max_autocorrelation()
     is_stale = (normalized.ess < CHECKS["weight_ess"].bound * num_particles) | (k_hat > MAX_K_HAT) | is_correlated
-    start = state.particles._replace(
-        log_ratio=jnp.zeros_like(state.log_evidence), num_stages=jnp.zeros_like(state.num_refreshes)
-    )
+    evidence = state.particles.evidence
+    start = state.particles._replace(evidence=evidence._replace(num_stages=jnp.zeros_like(evidence.num_stages)))
     budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
     moved = follow_path(key, added.path, added.data, start, are_certified & is_stale, budget)
-    has_moved = moved.num_stages > 0
+    has_moved = moved.evidence.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     weights, ess, log_mean = jax.lax.cond(
         has_moved, lambda: normalize_weights(finite_log_weights(moved.log_weights)), lambda: normalized
@@ -184,10 +179,11 @@ def _update(
     )  # weights that remain after too few stages fail by their effective sample size
     after = added.state_after(moved, has_moved)
     after = after._replace(
-        particles=after.particles._replace(log_weights=log_weights),
-        log_mean=log_mean,
-        log_evidence=state.log_evidence + moved.log_ratio + log_mean - added.log_mean_before + added.common_change,
-        num_refreshes=state.num_refreshes + has_moved,
+        particles=after.particles._replace(
+            log_weights=log_weights,
+            log_evidence=moved.log_evidence + log_mean - added.log_mean_before + added.common_change,
+            num_refreshes=state.particles.num_refreshes + has_moved,
+        )
     )
     after = _select(are_certified, after, state)
     is_undefined = jnp.isnan(added.log_targets) | (added.log_targets == jnp.inf)
@@ -197,54 +193,54 @@ def _update(
         "certificate": jnp.max(excess),
         "capacity": has_room,
         "proof": is_inside,
-        "density": jnp.isfinite(after.log_evidence),
+        "density": jnp.isfinite(after.particles.log_evidence),
         "precision": weights @ is_rounded + _share_without_density(posterior, state),
         "weight_ess": ess / num_particles,
         "k_hat": k_hat,
         "path_autocorrelation": _autocorrelation_beyond_chance(after),
-        "undefined": jnp.maximum(after.particles.share_undefined, jnp.mean(is_undefined)),
+        "undefined": jnp.maximum(after.particles.evidence.share_undefined, jnp.mean(is_undefined)),
     }
     residual = Residual(excess, jnp.ones_like(excess), jnp.zeros_like(excess))
     return after, make_info(
         checks,
         permanent=_PERMANENT,
         is_full=~has_room,
-        num_refreshes=after.num_refreshes,
+        num_refreshes=after.particles.num_refreshes,
         ess=ess,
-        log_evidence=after.log_evidence,
+        log_evidence=after.particles.log_evidence,
         log_evidence_error=jnp.sqrt(after.particles.squared_error + variance_of_mean(ess, num_particles)),
         residual=residual,
     )
 
 
-def _max_evaluations(added: DataUpdate, start: PathParticles) -> int | None:
+def _max_evaluations(added: DataUpdate, start: Particles) -> int | None:
     """Return how many evaluations of the marginal density the moves of one row may take; None for any number."""
     if start.positions.shape[1] <= MAX_DIMS_AT_ONCE:
         return None
     return MAX_WORK // num_operations(lambda at: added.path(added.data, at, jnp.ones(())), start.positions[:1])
 
 
-def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -> CollapsedState:
+def _select(is_new: Bool[Array, ""], new: State, old: State) -> State:
     """Return the new state or the old one, which has the same large arrays: rows that are not certified change neither."""
     bare_new, bare_old = (state._replace(outer_statistics=None, roots=None) for state in (new, old))
     selected = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), bare_new, bare_old)
     return selected._replace(outer_statistics=new.outer_statistics, roots=new.roots)
 
 
-def _autocorrelation_beyond_chance(state: CollapsedState) -> Float[Array, ""]:
+def _autocorrelation_beyond_chance(state: State) -> Float[Array, ""]:
     """Return the autocorrelation of the last refresh less two standard errors; 0 if there was no refresh."""
     by_chance = max_autocorrelation(state.particles.positions.shape[0]) - max_autocorrelation()
-    return jnp.where(state.num_refreshes == 0, 0.0, state.particles.autocorrelation - by_chance)
+    return jnp.where(state.particles.num_refreshes == 0, 0.0, state.particles.evidence.autocorrelation - by_chance)
 
 
-def _share_without_density(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, ""]:
+def _share_without_density(posterior: CollapsedPosterior, state: State) -> Float[Array, ""]:
     """Return the share of prior draws whose own density is not finite; 0 once there are data.
 
     The precision is too low for these, as where a covariance matrix is singular up to rounding. The posterior would leave out
     these outer values without a sign.
     """
     if posterior.model.terms_beside_draws():  # these may exclude values that the program draws
-        return jnp.zeros_like(state.log_evidence)
+        return jnp.zeros_like(state.particles.log_evidence)
     return jnp.where(state.buffer.num_rows == 0, jnp.mean(~jnp.isfinite(state.particles.log_weights)), 0.0)
 
 
@@ -256,7 +252,7 @@ def _fill_padding(rows: Interaction) -> Interaction:
     return filled._replace(mask=rows.mask)
 
 
-def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_samples: int) -> Draws:
+def _sample(posterior: CollapsedPosterior, key: Key, state: State, num_samples: int) -> Draws:
     """Draw outer sites from the particles, and inner sites from their exact law given those.
 
     If there are fewer particles than draws, several are drawn from each law.

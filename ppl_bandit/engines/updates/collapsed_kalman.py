@@ -27,17 +27,18 @@ from ppl_bandit.engines.inner.density import (
     Posterior,
     absorb,
     coordinates_at,
+    generic_point,
     latents_at,
     log_mass,
     posterior_of,
     relative_to,
 )
 from ppl_bandit.engines.inner.gaussian import invert_blocks, reals_of
-from ppl_bandit.engines.inner.layout import REAL, Layout
+from ppl_bandit.engines.inner.layout import REAL
 from ppl_bandit.engines.inner.reading import derive
 from ppl_bandit.engines.proof.assignment import kind_of_support, read_supports, split_gaussian_blocks, supports_of
-from ppl_bandit.engines.proof.certificate import Evidence, excess_of
-from ppl_bandit.engines.proof.inspection import inspect
+from ppl_bandit.engines.proof.certificate import excess_of
+from ppl_bandit.engines.proof.inspection import Split, inspect
 from ppl_bandit.engines.proof.linear_step import (
     PREFIX,
     LinearStep,
@@ -50,9 +51,9 @@ from ppl_bandit.engines.proof.linear_step import (
     time_text,
     two_steps,
 )
-from ppl_bandit.engines.proof.outer import OuterSpace, given, outer_space
+from ppl_bandit.engines.proof.outer import given, outer_space
 from ppl_bandit.engines.refusals import refusal
-from ppl_bandit.engines.updates.exact import certify_row, read_row
+from ppl_bandit.engines.updates.exact import certify_row
 from ppl_bandit.engines.updates.filters import NUM_FILTERS, FilterParts, Weighed, filter_engine
 from ppl_bandit.engines.updates.window import Window, empty_window, log_base, move_each
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -63,25 +64,7 @@ _MAX_OUTER_DIMS = 6  # of particles that moves replay
 _MAX_TRIES = 4  # sets of outer latents that are inspected, at some seconds each
 
 
-class FilterSplit(NamedTuple):
-    """A program divided into outer latents, which are static, and others, which are Gaussian given them.
-
-    Attributes:
-        space: the unconstrained space of the outer latents.
-        layout: the Gaussian blocks of the others.
-        centre: the point about which likelihoods are expanded.
-        evidence: that the program of two steps is Gaussian given the outer latents.
-        values: of the outer latents, at which the program was examined.
-    """
-
-    space: OuterSpace
-    layout: Layout
-    centre: Float[np.ndarray, " D"]
-    evidence: Evidence
-    values: dict[str, Any]
-
-
-def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSplit:
+def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> Split:
     """Return the split of a program at `outer`, or at the smallest set of static latents that works; runs in float64.
 
     Raises:
@@ -109,11 +92,7 @@ def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSp
         if any(site.kind != REAL for site in split.layout.sites):
             tried.append(f"given {', '.join(names)}: other latents are not Gaussian")
             continue
-        values = {name: split.values[f"{PREFIX}/{name}"][0] for name in names}
-        view = given(model, values)
-        layout = split_gaussian_blocks(view, read_supports(view))
-        space = outer_space(model, names, supports)
-        return FilterSplit(space, layout, np.zeros(layout.count(REAL)), split.evidence, values)
+        return _split_of_one_step(model, names, supports, split)
     raise _refused(model, "no few static latents leave the rest linear Gaussian", tried)
 
 
@@ -130,6 +109,22 @@ def _candidates(model: RewardModel, kinds: dict[str, str | None]) -> Iterator[tu
                 yield names
 
 
+def _split_of_one_step(model: RewardModel, names: tuple[str, ...], supports: dict[str, Any], joint: Split) -> Split:
+    """Return the split of a program, given that of two steps in a row."""
+    box, values = {name: joint.box[f"{PREFIX}/{name}"] for name in names}, _first(joint)
+    view = given(model, values)
+    layout = split_gaussian_blocks(view, read_supports(view))
+    space, centre = outer_space(model, names, supports), generic_point(layout)
+    split = joint._replace(space=space, layout=layout, centre=centre, box=box)
+    prior = run_once(lambda: _Given(model, split).first_law(space.unconstrain(values))[0])
+    return split._replace(prior=prior, centre=jax.device_get(coordinates_at(layout, prior)))
+
+
+def _first(split: Split) -> dict[str, Any]:
+    """Return the first outer values that were tried, with the names of one step."""
+    return {name.removeprefix(f"{PREFIX}/"): value[0] for name, value in split.values.items()}
+
+
 def _refused(model: RewardModel, reason: str, tried: list[str]) -> NotConjugate:
     details = "; ".join(tried)
     return refusal(
@@ -137,7 +132,7 @@ def _refused(model: RewardModel, reason: str, tried: list[str]) -> NotConjugate:
     )
 
 
-def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: int) -> Explanation:
+def explain_split(model: RewardModel, split: Split, num_own: int, window: int) -> Explanation:
     """Explain a program that is linear Gaussian given its outer latents."""
     outer, inner = ", ".join(split.space.names), ", ".join(site.name for site in split.layout.sites)
     sites = {site.name: f"Gaussian, given {outer}" for site in split.layout.sites}
@@ -178,7 +173,7 @@ class _Given(NamedTuple):
     """A program split into outer latents and the others, which are linear Gaussian given them; `at` is a position (K,)."""
 
     model: RewardModel
-    split: FilterSplit
+    split: Split
 
     def view(self, at: Float[Array, " K"]) -> RewardModel:
         """Return the model of the other latents."""
@@ -187,7 +182,7 @@ class _Given(NamedTuple):
     def first_law(self, at: Float[Array, " K"]) -> tuple[Posterior, Float[Array, ""]]:
         """Return the law of the other latents at the first step, and the log prior density of the position."""
         layout, view = self.split.layout, self.view(at)
-        centre = Coordinates({}, jnp.asarray(self.split.centre, at.dtype))
+        centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, at.dtype), self.split.centre)
         law = posterior_of(
             layout, derive(layout, lambda point: view.log_prior(latents_at(layout, point)), centre), centre
         )
@@ -217,11 +212,9 @@ class _Given(NamedTuple):
 
     def excess(self, at: Float[Array, " K"], law: Posterior, row: Interaction) -> Float[Array, ""]:
         """Return how close the certificate of a row comes to failing: at most 1 if it is certified."""
-        layout, view, single = self.split.layout, self.view(at), jax.tree.map(lambda leaf: leaf[None], row)
-        after, readings = read_row(view, layout, law, single)
-        residual, is_held, _ = certify_row(view, layout, law, after, readings, single)
-        excess = excess_of(residual)
-        return jnp.where(is_held & ~jnp.isnan(excess), excess, jnp.inf)
+        _, found = certify_row(self.view(at), self.split.layout, law, row)
+        excess = excess_of(found.residuals)[0]
+        return jnp.where(found.is_held & ~jnp.isnan(excess), excess, jnp.inf)
 
     def replay(
         self, window: Window, mean: Array, root: Array, base: Posterior, at: Float[Array, " K"]
@@ -281,10 +274,9 @@ def collapsed_kalman(
     num_own = -(-num_particles // NUM_FILTERS)
     with jax.enable_x64(True):
         split = split_program(model, outer)
-        first = run_once(lambda: _Given(model, split).first_law(split.space.unconstrain(split.values))[0])
-        split = split._replace(centre=np.asarray(reals_of(split.layout, first.mean)))
-        shortest = shortest_step(model, split.layout, first, split.values) if model.has_clock else 0.0
-        of_step = given(model, split.values)  # any outer values: the density of a step is proved analytic in them
+        values = _first(split)
+        shortest = shortest_step(model, split.layout, split.prior, values) if model.has_clock else 0.0
+        of_step = given(model, values)  # any outer values: the density of a step is proved analytic in them
         joint = joint_layout(of_step) if model.has_clock else None
     own, layout, space = _Given(model, split), split.layout, split.space
 
@@ -294,7 +286,7 @@ def collapsed_kalman(
         positions = positions.reshape(NUM_FILTERS, num_own, space.size)
         laws, _ = _each(own.first_law)(positions)
         steps = None if model.has_clock else _each(own.step)(positions)
-        centre = jnp.zeros(split.centre.shape, positions.dtype)
+        centre = jnp.zeros(split.centre.real.shape, positions.dtype)
         return KalmanParticles(positions, laws, steps), empty_window(model, window, centre, laws, positions)
 
     def predict_all(key: Key, particles: KalmanParticles, elapsed: Float[Array, ""]) -> KalmanParticles:

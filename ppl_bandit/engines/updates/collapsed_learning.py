@@ -23,14 +23,13 @@ from ppl_bandit.engines.inner.density import (
     posterior_of,
     where_finite,
 )
-from ppl_bandit.engines.particles.tempering import PathParticles
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
 from ppl_bandit.engines.proof.inspection import certificate_excess
 from ppl_bandit.engines.rows import append_rows, read_buffer, row_mask
+from ppl_bandit.engines.state import Particles, State
 from ppl_bandit.engines.updates.chunks import MAX_NUMBERS, MAX_ROWS_AT_ONCE, join_chunks, split_chunks
 from ppl_bandit.engines.updates.collapsed_posterior import (
     CollapsedPosterior,
-    CollapsedState,
     CovarianceRoots,
     StatisticsAtOuterValues,
     add_rows,
@@ -62,11 +61,11 @@ class DataUpdate(NamedTuple):
     common_change: Float[Array, ""]
     path: Callable[[Any, Array, Array], Array]
     data: Any
-    state_after: Callable[[PathParticles, Array], CollapsedState]
+    state_after: Callable[[Particles, Array], State]
 
 
 def certify_and_summarize(
-    posterior: CollapsedPosterior, state: CollapsedState, picked: Any, laws: Posterior, data: WeightedRows
+    posterior: CollapsedPosterior, state: State, picked: Any, laws: Posterior, data: WeightedRows
 ) -> tuple[Any, Float[Array, " N"]]:
     """Certify rows at a few outer values; return their summary, () without one, and how close each comes to failing.
 
@@ -97,7 +96,7 @@ def certify_and_summarize(
 
 
 def add_to_sums(
-    posterior: CollapsedPosterior, state: CollapsedState, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
+    posterior: CollapsedPosterior, state: State, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
 ) -> DataUpdate:
     """Add rows to sums of statistics.
 
@@ -119,7 +118,7 @@ def add_to_sums(
         here = jax.tree.map(lambda old, new: old + fraction * (new - old), before, after)
         return posterior.log_targets(posterior.statistics_at(centre, positions), here)
 
-    def state_after(moved: PathParticles, has_moved: Array) -> CollapsedState:
+    def state_after(moved: Particles, has_moved: Array) -> State:
         recentre = summary.recentre
         new_centre = centre
         if recentre is not None:
@@ -162,14 +161,13 @@ def add_to_sums(
 
 
 def _log_mean_before(
-    posterior: CollapsedPosterior, state: CollapsedState, statistics: StatisticsAtOuterValues, discounted: Any
+    posterior: CollapsedPosterior, state: State, statistics: StatisticsAtOuterValues, discounted: Any
 ) -> Float[Array, ""]:
     """Return the log of the particles' mean weight before new rows, with older rows discounted."""
-    if posterior.discount == 1.0:
-        return state.log_mean
-    return normalize_weights(
-        finite_log_weights(posterior.log_targets(statistics, discounted) - state.particles.log_targets)
-    ).log_mean
+    log_weights = state.particles.log_weights
+    if posterior.discount < 1.0:
+        log_weights = posterior.log_targets(statistics, discounted) - state.particles.log_targets
+    return normalize_weights(finite_log_weights(log_weights)).log_mean
 
 
 def _can_accumulate(posterior: CollapsedPosterior, dtype: Any) -> bool:
@@ -182,7 +180,7 @@ def _can_accumulate(posterior: CollapsedPosterior, dtype: Any) -> bool:
 
 
 def add_to_buffer(
-    posterior: CollapsedPosterior, state: CollapsedState, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
+    posterior: CollapsedPosterior, state: State, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
 ) -> DataUpdate:
     """Append rows to the buffer, and their statistics to each particle's own sum; a refresh computes that from all rows."""
     del fresh
@@ -219,7 +217,7 @@ def add_to_buffer(
     added = jax.tree.map(lambda leaf: jnp.where(jnp.any(row_mask(new.rows)), leaf, 0.0), added)
     kept = jax.tree.map(jnp.add, discounted, added)
 
-    def state_after(moved: PathParticles, has_moved: Array) -> CollapsedState:
+    def state_after(moved: Particles, has_moved: Array) -> State:
         own = jax.lax.cond(
             has_moved,
             lambda positions: over_particles(lambda x: statistics_at(x, data), positions),
@@ -237,13 +235,11 @@ def add_to_buffer(
     outer_statistics = statistics_at_particles(posterior, state)
     before = _log_mean_before(posterior, state, outer_statistics, discounted)
     log_targets = posterior.log_targets(outer_statistics, kept)
-    return DataUpdate(
-        log_targets, before, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), state_after
-    )
+    return DataUpdate(log_targets, before, jnp.zeros_like(before), path, (centre, old_weights, data), state_after)
 
 
 def _cached_after(
-    posterior: CollapsedPosterior, state: CollapsedState, roots: CovarianceRoots | None, moved: Any, has_moved: Array
+    posterior: CollapsedPosterior, state: State, roots: CovarianceRoots | None, moved: Any, has_moved: Array
 ) -> tuple[StatisticsAtOuterValues | None, CovarianceRoots | None]:
     """Return what the state caches for its particles.
 

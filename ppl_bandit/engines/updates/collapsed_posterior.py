@@ -25,11 +25,11 @@ from ppl_bandit.engines.inner.data_sums import (
 )
 from ppl_bandit.engines.inner.density import Coordinates, Natural, Posterior, posterior_of
 from ppl_bandit.engines.inner.gaussian import padding
-from ppl_bandit.engines.particles.tempering import PathParticles
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
+from ppl_bandit.engines.particles.tempering import PathEvidence
 from ppl_bandit.engines.proof.inspection import Split
 from ppl_bandit.engines.proof.outer import without
-from ppl_bandit.engines.rows import Buffer, empty_buffer
+from ppl_bandit.engines.rows import empty_buffer
+from ppl_bandit.engines.state import Particles, State
 from ppl_bandit.numerics.arrow_matrices import (
     MAX_BATCH_OPERATIONS,
     MIN_PIVOT,
@@ -167,39 +167,6 @@ class StatisticsAtOuterValues(NamedTuple):
     log_jacobian: Float[Array, " C"]
 
 
-class CollapsedState(NamedTuple):
-    """Particles of the outer sites, and the statistics of the data.
-
-    Attributes:
-        buffer: the rows, if they must be read again; otherwise without capacity, and only the number of rows counts.
-        data_statistics: sums of statistics of the rows; if rows are read again, one sum for each particle, (..., M).
-        centre: the point at which densities of the inner sites are expanded.
-        particles: outer sites, unconstrained; weighted from the density of which they are a sample to the posterior.
-        outer_statistics: statistics of the prior at the particles, cached until these move; None if they are too large.
-        roots: of the covariances of dense Gaussian blocks given all data, in place of the precisions in `outer_statistics`;
-            None if the blocks are factorized at every step.
-        log_mean: log of the mean of their weights.
-        log_evidence: log p(data); with a discount, the sum of log predictive densities.
-        num_refreshes: refreshes so far.
-    """
-
-    buffer: Buffer
-    data_statistics: Any
-    centre: Coordinates
-    particles: PathParticles
-    outer_statistics: StatisticsAtOuterValues | None
-    roots: CovarianceRoots | None
-    log_mean: Float[Array, ""]
-    log_evidence: Float[Array, ""]
-    num_refreshes: Int[Array, ""]
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Standard error of the log evidence, as if the particles of each refresh were independent and exact."""
-        pending = variance_of_mean(weight_ess(self.particles.log_weights), len(self.particles.log_weights))
-        return jnp.sqrt(self.particles.squared_error + pending)
-
-
 class CollapsedPosterior(NamedTuple):
     """A split program and the summary of its data; without a summary, rows are stored and read again."""
 
@@ -244,7 +211,7 @@ class CollapsedPosterior(NamedTuple):
         return outer._replace(prior=prior), factorize(precision_of(layout, natural), natural.linear)
 
 
-def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, capacity: int) -> CollapsedState:
+def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, capacity: int) -> State:
     """Return a state with particles drawn from the prior."""
     model, split = posterior.model, posterior.split
     centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), split.centre)
@@ -268,20 +235,25 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
     is_cached = sum(leaf.size for leaf in jax.tree.leaves(outer)) <= _MAX_CACHED
     cached, roots = posterior.cached(outer, data) if is_cached else (None, None)
-    return CollapsedState(
-        empty_buffer(model, capacity if posterior.summary is None else 0),
-        data,
-        centre,
-        PathParticles(positions, jnp.where(is_finite, generated, 0.0), log_weights, zero, zero, zero, zero, none),
-        cached,
-        roots,
-        normalize_weights(finite_log_weights(log_weights)).log_mean,
-        zero,
-        none,
+    return State(
+        buffer=empty_buffer(model, capacity if posterior.summary is None else 0),
+        data_statistics=data,
+        centre=centre,
+        particles=Particles(
+            positions,
+            log_weights,
+            log_evidence=zero,
+            squared_error=zero,
+            num_refreshes=none,
+            evidence=PathEvidence(zero, zero, none),
+            log_targets=jnp.where(is_finite, generated, 0.0),
+        ),
+        outer_statistics=cached,
+        roots=roots,
     )
 
 
-def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState) -> StatisticsAtOuterValues:
+def statistics_at_particles(posterior: CollapsedPosterior, state: State) -> StatisticsAtOuterValues:
     """Return the statistics of the prior at the particles."""
     return (
         posterior.statistics_at(state.centre, state.particles.positions)
@@ -291,7 +263,7 @@ def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState
 
 
 def laws_of(
-    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"], noise: Array | None = None
+    posterior: CollapsedPosterior, state: State, index: Int[Array, " C"], noise: Array | None = None
 ) -> tuple[dict[str, Array], Posterior, Float[Array, "K C R S"]]:
     """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each.
 
@@ -334,7 +306,7 @@ def as_matrices(laws: Posterior) -> Posterior:
     return laws._replace(precision=jax.vmap(as_matrix)(laws.precision))
 
 
-def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, " M"]:
+def roundings_of(posterior: CollapsedPosterior, state: State) -> Float[Array, " M"]:
     """Return a bound on the rounding of each particle's log density, in nats, by the size of the terms in its sum."""
     outer, data = statistics_at_particles(posterior, state), state.data_statistics
     magnitude = (

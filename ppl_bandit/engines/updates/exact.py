@@ -9,34 +9,24 @@ A decision reads the law predicted to its own time. The state is one Gaussian, s
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from ppl_bandit.engines.checks import Info, check_settings, refuse_moving, stored_evidence
+from ppl_bandit.engines.checks import Info, check_settings, refuse_moving
 from ppl_bandit.engines.explanation import explain, explain_conjugate, family_name, residual_text, site_parameters
-from ppl_bandit.engines.inner.density import (
-    Posterior,
-    absorb,
-    constant_after,
-    coordinates_at,
-    is_resolved,
-    log_mass,
-    sample as draw,
-    total_of,
-)
+from ppl_bandit.engines.inner.density import Posterior, log_mass, sample as draw
 from ppl_bandit.engines.inner.layout import REAL, Layout
-from ppl_bandit.engines.inner.reading import RowReadings, certify, read_rows
+from ppl_bandit.engines.inner.reading import ChunkEvidence, certify
 from ppl_bandit.engines.laws.marginals import marginals_of
 from ppl_bandit.engines.laws.mixture import find_infinite_means
-from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, is_affine, middle_of, worst_of
+from ppl_bandit.engines.proof.certificate import NO_RESIDUAL, Evidence, Residual, is_affine, worst_of
 from ppl_bandit.engines.proof.examination import examine, prove
 from ppl_bandit.engines.proof.linear_step import (
-    Clock,
     LinearStep,
     derive_step,
     elapsed_until,
@@ -51,10 +41,11 @@ from ppl_bandit.engines.proof.linear_step import (
     time_text,
 )
 from ppl_bandit.engines.refusals import refusal, rounding_refusal
+from ppl_bandit.engines.rows import row_mask
+from ppl_bandit.engines.state import State, stored_evidence
 from ppl_bandit.engines.updates.chunks import (
     MAX_ROWS_AT_ONCE,
     NUM_POINTS,
-    ChunkEvidence,
     absorb_rows,
     add_rows,
     chunk_absorber,
@@ -127,28 +118,6 @@ _REMEDY = (
 )
 
 
-class KalmanState(NamedTuple):
-    """The filtered law of the latents at the last step, the time of that step, and log p(data) so far."""
-
-    posterior: Posterior
-    clock: Clock
-    log_evidence: Float[Array, ""]
-
-    @property
-    def log_evidence_error(self) -> float:
-        """Its standard error: it is exact."""
-        return 0.0
-
-
-class _Step(NamedTuple):
-    """The law before a row and after it, what was read from the row, and the time before it."""
-
-    before: Posterior
-    after: Posterior
-    readings: RowReadings
-    elapsed: Float[Array, ""]
-
-
 def kalman(model: RewardModel) -> Engine:
     """Return the Kalman filter of a program whose latents move, or refuse.
 
@@ -174,52 +143,46 @@ def kalman(model: RewardModel) -> Engine:
     def step_of(elapsed: Any) -> LinearStep:
         return derive_step(model, layout, elapsed) if fixed is None else LinearStep(*fixed)
 
-    def init(key: Key) -> KalmanState:
+    def init(key: Key) -> State:
         del key  # the prior is not random
         # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
-        return KalmanState(start, first_clock(), jnp.zeros(()))
+        return State(law=start, clock=first_clock(), log_evidence=jnp.zeros(()))
 
-    def predicted(state: KalmanState, context: Any = None) -> KalmanState:
+    def predicted(state: State, context: Any = None) -> State:
         elapsed, clock = elapsed_until(model, state.clock, context, shortest)
-        later = predict(step_of(elapsed), state.posterior)
-        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
-        return state._replace(posterior=moved, clock=clock)
+        later = predict(step_of(elapsed), state.law)
+        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.law)
+        return state._replace(law=moved, clock=clock)
 
-    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, _Step]:
-        """Predict to a row and absorb it; time passes with the rows that count."""
-        assert row.mask is not None
+    def learn(state: State, row: Interaction) -> tuple[State, tuple[Posterior, Posterior, Array]]:
+        """Predict to a row that counts and absorb it; return also the laws before and after it, and the time between rows."""
         elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
-        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
-        after, readings = read_row(model, layout, before.posterior, single)
-        is_counted = row.mask
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(is_counted, new, old),
-            before._replace(posterior=after, clock=before.clock.after_row()),
-            state,
-        )
-        return kept, _Step(before.posterior, after, readings, elapsed)
+        after, _ = add_rows(model, layout, before.law, _as_rows(row))
+        learnt = before._replace(law=after, clock=before.clock.after_row())
+        kept = jax.tree.map(lambda new, old: jnp.where(row_mask(row), new, old), learnt, state)
+        return kept, (before.law, after, elapsed)
 
-    def learn_chunk(state: KalmanState, rows: Interaction) -> tuple[KalmanState, ChunkEvidence]:
+    def learn_chunk(state: State, rows: Interaction) -> tuple[State, ChunkEvidence]:
         after, steps = jax.lax.scan(learn, state, rows)
-        log_density, evidence = _certify_steps(model, layout, joint if model.has_clock else None, rows, steps)
+        log_density, evidence = _certify_steps(model, layout, joint if model.has_clock else None, rows, *steps)
         return after._replace(log_evidence=state.log_evidence + log_density), evidence
 
-    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Info]:
+    def update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
         del key
         # Products of reduced precision on an accelerator would look like deviations.
         with jax.default_matmul_precision("highest"):
             rows = jax.tree.map(jnp.asarray, interaction)
             return learn_in_chunks(learn_chunk, state, rows, max(1, min(rows.arm.shape[0], MAX_ROWS_AT_ONCE)))
 
-    def sample(key: Key, state: KalmanState, num_samples: int) -> dict[str, Array]:
-        return draw(layout, key, predicted(state).posterior, num_samples)
+    def sample(key: Key, state: State, num_samples: int) -> dict[str, Array]:
+        return draw(layout, key, predicted(state).law, num_samples)
 
     find_marginals = marginals_of(model, layout)
 
-    def marginals(state: KalmanState, context: Any) -> Marginals | None:
-        return find_marginals(predicted(state, context).posterior, context)
+    def marginals(state: State, context: Any) -> Marginals | None:
+        return find_marginals(predicted(state, context).law, context)
 
     return Engine(
         init,
@@ -227,7 +190,7 @@ def kalman(model: RewardModel) -> Engine:
         sample,
         _explain(model, layout, prior, evidence, step_residual),
         capabilities=Capabilities(
-            parameters=lambda state: site_parameters(layout, predicted(state).posterior),
+            parameters=lambda state: site_parameters(layout, predicted(state).law),
             marginals=marginals,
             advance=lambda key, state, context: predicted(state, context),
             log_evidence=stored_evidence,
@@ -260,47 +223,52 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
     return layout, residual
 
 
-def read_row(model: RewardModel, layout: Layout, before: Posterior, row: Interaction) -> tuple[Posterior, RowReadings]:
-    """Return the posterior with a row added, and what was read from the row."""
-    readings = read_rows(model, layout, coordinates_at(layout, before), row)
-    return absorb(layout, before, total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals)), 1), readings
-
-
 def certify_row(
-    model: RewardModel, layout: Layout, before: Posterior, after: Posterior, readings: RowReadings, row: Interaction
-) -> tuple[Residual, Bool[Array, ""], Float[Array, ""]]:
-    """Return the residual of a row that `read_row` read, whether the precision holds the posterior, and its log density."""
-    found = certify(model, layout, readings, row, before, after, NUM_POINTS)
-    total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
-    is_held = is_resolved(layout, before, after, total, found.steps)
+    model: RewardModel, layout: Layout, before: Posterior, row: Interaction, after: Posterior | None = None
+) -> tuple[Float[Array, ""], ChunkEvidence]:
+    """Return the log density of a row given the law before it, and its certificate.
+
+    Args:
+        row: without a leading axis.
+        after: the law after it, if known.
+    """
     before = before._replace(constant=jnp.zeros_like(before.constant))
-    constant = constant_after(layout, before, after, middle_of(layout, after), found.at_middle[0])
-    log_density = log_mass(layout, after._replace(constant=constant)) - log_mass(layout, before)
-    return jax.tree.map(lambda leaf: leaf[0], found.residuals), is_held, log_density
+    after, found = certify(model, layout, before, _as_rows(row), NUM_POINTS, after=after)
+    return log_mass(layout, after) - log_mass(layout, before), found
+
+
+def _as_rows(row: Interaction) -> Interaction:
+    """Return a row as a batch of one row that counts."""
+    return jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
 
 
 def _certify_steps(
-    model: RewardModel, layout: Layout, joint: Layout | None, rows: Interaction, steps: _Step
+    model: RewardModel,
+    layout: Layout,
+    joint: Layout | None,
+    rows: Interaction,
+    before: Posterior,
+    after: Posterior,
+    elapsed: Float[Array, " N"],
 ) -> tuple[Float[Array, ""], ChunkEvidence]:
-    """Return the log density of the rows of steps, and their certificates, which are evaluated together.
+    """Return the log density of rows, and the certificates of rows and steps, which are evaluated together.
 
     Args:
         joint: the layout of two steps; see `step_residual`.
+        before, after: the laws before and after each row.
     """
-    mask = rows.mask
-    assert mask is not None
 
-    def certify_one(row: Interaction, step: _Step) -> tuple[Residual, Residual, Array, Array]:
-        single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
-        residual, is_held, log_density = certify_row(model, layout, step.before, step.after, step.readings, single)
-        return residual, step_residual(model, joint, step.elapsed), is_held, log_density
+    def certify_one(
+        row: Interaction, before: Posterior, after: Posterior, elapsed: Array
+    ) -> tuple[Array, ChunkEvidence]:
+        log_density, found = certify_row(model, layout, before, row, after)
+        residual = jax.tree.map(lambda leaf: leaf[0], found.residuals)
+        evidence = ChunkEvidence(residual, step_residual(model, joint, elapsed), found.is_possible[0], found.is_held)
+        nothing = jnp.zeros_like(log_density), ChunkEvidence(NO_RESIDUAL, NO_RESIDUAL, evidence.is_possible, True)
+        return jax.tree.map(lambda own, none: jnp.where(row_mask(row), own, none), (log_density, evidence), nothing)
 
-    *residuals, is_held, log_densities = jax.vmap(certify_one)(rows, steps)
-    of_rows, of_steps = (
-        jax.tree.map(lambda own, none: jnp.where(mask, own, none), found, NO_RESIDUAL) for found in residuals
-    )
-    evidence = ChunkEvidence(of_rows, worst_of(of_steps), steps.readings.is_possible[:, 0], jnp.all(is_held | ~mask))
-    return jnp.sum(jnp.where(mask, log_densities, 0.0)), evidence
+    log_densities, found = jax.vmap(certify_one)(rows, before, after, elapsed)
+    return jnp.sum(log_densities), found._replace(in_prior=worst_of(found.in_prior), is_held=jnp.all(found.is_held))
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:

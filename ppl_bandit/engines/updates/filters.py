@@ -14,44 +14,17 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.checks import CHECKS, Info, make_info, stored_evidence, worst_values
+from ppl_bandit.engines.checks import CHECKS, Info, make_info, worst_values
 from ppl_bandit.engines.particles.diagnostics import notable_k_hat
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, weight_ess
-from ppl_bandit.engines.proof.linear_step import Clock, elapsed_until, first_clock
+from ppl_bandit.engines.proof.linear_step import elapsed_until, first_clock
+from ppl_bandit.engines.state import Particles, State, stored_evidence
 from ppl_bandit.engines.updates.window import Window, extend
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
 NUM_FILTERS = 2  # the fewest whose difference shows their error
 _RESAMPLE_SHARE = CHECKS["weight_ess"].bound  # of the effective sample size, below which the filters are resampled
-
-
-class FilterState(NamedTuple):
-    """Particles of two filters at the last step, (2, H, ...), with their weights.
-
-    Attributes:
-        particles: see `FilterParts`.
-        log_evidences: log p(data) so far, by each filter.
-        window: the latest rows, for the moves of static latents; None without static latents.
-        num_refreshes: number of times that the particles were resampled.
-    """
-
-    particles: Any
-    log_weights: Float[Array, "2 H"]
-    clock: Clock
-    log_evidences: Float[Array, " 2"]
-    window: Window | None
-    num_refreshes: Int[Array, ""]
-
-    @property
-    def log_evidence(self) -> Float[Array, ""]:
-        """Log p(data) so far, from the estimates of both filters."""
-        return logsumexp(jnp.asarray(self.log_evidences)) - jnp.log(NUM_FILTERS)
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Its standard error: half the difference of two independent estimates."""
-        return 0.5 * jnp.abs(self.log_evidences[0] - self.log_evidences[1])
 
 
 class Weighed(NamedTuple):
@@ -104,22 +77,25 @@ def filter_engine(
 ) -> Engine:
     """Return the engine of two filters."""
 
-    def init(key: Key) -> FilterState:
+    def init(key: Key) -> State:
         particles, first_window = parts.start(key)
         num_own = jax.tree.leaves(particles)[0].shape[1]
         weights, evidences = jnp.zeros((NUM_FILTERS, num_own)), jnp.zeros(NUM_FILTERS)
-        return FilterState(particles, weights, first_clock(), evidences, first_window, jnp.zeros((), int))
+        own = Particles(particles, weights, evidences, num_refreshes=jnp.zeros((), int))
+        return State(particles=own, clock=first_clock(), window=first_window)
 
-    def advance(key: Key, state: FilterState, context: Any) -> FilterState:
+    def advance(key: Key, state: State, context: Any) -> State:
         elapsed, clock = elapsed_until(model, state.clock, context, parts.shortest)
-        return state._replace(particles=parts.predict(key, state.particles, elapsed), clock=clock)
+        positions = parts.predict(key, state.particles.positions, elapsed)
+        return state._replace(particles=state.particles._replace(positions=positions), clock=clock)
 
-    def learn(key: Key, state: FilterState, row: Interaction) -> tuple[FilterState, Info]:
+    def learn(key: Key, state: State, row: Interaction) -> tuple[State, Info]:
         key_step, key_renew = jr.split(key)
         elapsed, _ = elapsed_until(model, state.clock, row.context, parts.shortest)
         before = advance(key_step, state, row.context)
-        found = parts.weigh(before.particles, jax.nn.softmax(before.log_weights, axis=1), row, elapsed)
-        new = _reweigh(before.log_weights, found.log_densities)
+        positions, log_weights, log_evidence = before.particles[:3]
+        found = parts.weigh(positions, jax.nn.softmax(log_weights, axis=1), row, elapsed)
+        new = _reweigh(log_weights, found.log_densities)
         difference = _disagreement(found.means, new.weights, found.variances)
         checks = {
             "ess": new.ess / new.weights.size,
@@ -128,10 +104,12 @@ def filter_engine(
             parts.row_check: found.failure,
         }
         after = before._replace(
-            particles=found.particles,
-            log_weights=new.log_weights,
+            particles=before.particles._replace(
+                positions=found.particles,
+                log_weights=new.log_weights,
+                log_evidence=log_evidence + new.log_densities,
+            ),
             clock=before.clock.after_row(),
-            log_evidences=before.log_evidences + new.log_densities,
         )
         if state.window is not None:
             known = parts.known(found.particles)
@@ -139,43 +117,41 @@ def filter_engine(
         renewed = jax.lax.cond(new.is_uneven, lambda: renew(key_renew, after), lambda: after)
         return renewed, make_info(checks, permanent=[parts.row_check], ess=new.ess)
 
-    def renew(key: Key, state: FilterState) -> FilterState:
+    def renew(key: Key, state: State) -> State:
         """Resample both filters, and move their static latents."""
         key_resample, key_move = jr.split(key)
         offsets = jr.uniform(key_resample, (NUM_FILTERS,))
-        num_own = state.log_weights.shape[1]
-        index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, state.log_weights)
-        particles, window = _pick(state.particles, index), state.window
+        old, window = state.particles, state.window
+        num_own = old.log_weights.shape[1]
+        index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, old.log_weights)
+        positions = _pick(old.positions, index)
         if window is not None:
             # Only what every particle has a place of its own for is picked: the paths, not the centres of rows.
             places = jax.tree.map(
                 lambda leaf: jax.vmap(lambda own: _pick(own, index))(leaf) if leaf.ndim > 2 else leaf, window.places
             )
             window = window._replace(places=places, base=_pick(window.base, index))
-            particles = parts.move(key_move, window, particles)
-        return state._replace(
-            particles=particles,
-            log_weights=jnp.zeros_like(state.log_weights),
-            window=window,
-            num_refreshes=state.num_refreshes + 1,
+            positions = parts.move(key_move, window, positions)
+        renewed = old._replace(
+            positions=positions, log_weights=jnp.zeros_like(old.log_weights), num_refreshes=old.num_refreshes + 1
         )
+        return state._replace(particles=renewed, window=window)
 
-    def update(key: Key, state: FilterState, interaction: Interaction) -> tuple[FilterState, Info]:
+    def update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
         after, info = _learn_in_order(learn, key, state, interaction, parts.row_check)
         if parts.row_check == "certificate":
             after = jax.tree.map(lambda new, old: jnp.where(info.may_recover, new, old), after, state)
-        return after, info._replace(
-            num_refreshes=after.num_refreshes,
-            log_evidence=after.log_evidence,
-            log_evidence_error=after.log_evidence_error,
-        )
+        log_evidence, error = after.evidence()
+        num_refreshes = after.particles.num_refreshes
+        return after, info._replace(num_refreshes=num_refreshes, log_evidence=log_evidence, log_evidence_error=error)
 
-    def sample(key: Key, state: FilterState, num_samples: int) -> Draws:
+    def sample(key: Key, state: State, num_samples: int) -> Draws:
         key_pick, key_step, key_draw = jr.split(key, 3)
         # Both filters have the same total weight.
-        log_weights = (state.log_weights - logsumexp(state.log_weights, axis=1, keepdims=True)).ravel()
+        log_weights = state.particles.log_weights
+        log_weights = (log_weights - logsumexp(log_weights, axis=1, keepdims=True)).ravel()
         picks = resample(jr.uniform(key_pick), log_weights, num_samples)
-        chosen = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[picks][None], state.particles)
+        chosen = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[picks][None], state.particles.positions)
         elapsed, _ = elapsed_until(model, state.clock, None, parts.shortest)
         now = parts.predict(key_step, chosen, elapsed)
         return parts.draw(key_draw, jax.tree.map(lambda leaf: leaf[0], now))
@@ -281,5 +257,5 @@ def _learn_in_order(
     names = jax.eval_shape(learn, key, state, jax.tree.map(lambda leaf: leaf[0], rows._replace(mask=None)))[1].checks
     # Nothing has failed before the first row: values that just pass, and the particles' own effective sample size.
     passing = {name: CHECKS[name].bound for name in names}
-    info = make_info(passing, ess=NUM_FILTERS * jnp.min(jax.vmap(weight_ess)(state.log_weights)))
+    info = make_info(passing, ess=NUM_FILTERS * jnp.min(jax.vmap(weight_ess)(state.particles.log_weights)))
     return jax.lax.scan(step, (state, info), (jnp.arange(num_rows), mask, rows._replace(mask=None)))[0]

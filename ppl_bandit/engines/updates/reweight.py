@@ -25,7 +25,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.checks import CHECKS, Info, check_settings, refuse_moving, stored_evidence
+from ppl_bandit.engines.checks import CHECKS, Info, check_settings, refuse_moving
 from ppl_bandit.engines.explanation import explain_approximate
 from ppl_bandit.engines.particles.blocks import CHUNK_SIZE
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
@@ -41,7 +41,8 @@ from ppl_bandit.engines.particles.weighted_particles import (
 )
 from ppl_bandit.engines.particles.weights import normalize_weights, weight_ess
 from ppl_bandit.engines.rows import append_row, as_rows, reserve, rows_that_fit, take_rows
-from ppl_bandit.engines.updates.block_particles import CHECKS_TEXT, BlockProgram, BlockState, block_program
+from ppl_bandit.engines.state import State, stored_evidence
+from ppl_bandit.engines.updates.block_particles import CHECKS_TEXT, BlockProgram, block_program, of_block
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.jax_adapter import apply_where
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
@@ -77,7 +78,7 @@ class _BatchProgress(NamedTuple):
         is_unfinished: blocks whose moves the budget of an earlier update ended, until they continue.
     """
 
-    state: BlockState
+    state: State
     row: Int[Array, ""]
     ess: Float[Array, " B"]
     k_hat: Float[Array, ""]
@@ -105,19 +106,19 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         raise ValueError(f"num_particles must be at least 4, got {num_particles}")
     program = block_program(model, num_particles, discount)
 
-    def init(key: Key) -> BlockState:
+    def init(key: Key) -> State:
         return _first_state(program, key, capacity)
 
-    def quick_update(key: Key, state: BlockState, interaction: Interaction) -> tuple[BlockState, Info, Bool[Array, ""]]:
+    def quick_update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info, Bool[Array, ""]]:
         """Absorb one row as `update` does if no block must be renewed then; see `Capabilities.quick_update`."""
         del key
         return _quick_update(program, state, interaction)
 
-    def update(key: Key, state: BlockState, interaction: Interaction) -> tuple[BlockState, Info]:
+    def update(key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
         return _update(program, key, state, interaction)
 
-    def record(state: BlockState) -> None:
-        record_readings(program.space, program.blocks, state.buffer, state.reference)
+    def record(state: State) -> None:
+        record_readings(program.space, program.blocks, state.buffer, state.search.reference)
 
     settings: dict[str, Any] = {"num_particles": num_particles, "capacity": capacity, "discount": discount}
     capabilities = Capabilities(
@@ -127,14 +128,16 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     return Engine(init, update, program.sample, explanation, settings, capabilities)
 
 
-def _first_state(program: BlockProgram, key: Key, capacity: int) -> BlockState:
+def _first_state(program: BlockProgram, key: Key, capacity: int) -> State:
     """Return draws of the prior, some of which are also probes."""
     state = program.first_state(key, capacity)
     num_probes = max(4, math.ceil(_PROBE_SHARE * program.num_particles))
     probes = state.particles.positions[:, jnp.arange(num_probes) % program.num_particles]
     # Every probe is also a particle.
     no_mass = jnp.zeros(probes.shape[:2], probes.dtype)
-    return state._replace(probes=probes, log_probe_mass=no_mass, num_narrow=jnp.zeros_like(state.num_rows))
+    search = state.search
+    more = {"probes": probes, "log_probe_mass": no_mass, "num_narrow": jnp.zeros_like(search.num_rows)}
+    return state._replace(search=search._replace(**more))
 
 
 def _max_log_probe_mass(program: BlockProgram) -> float:
@@ -147,9 +150,9 @@ def _search_growth(program: BlockProgram) -> float:
     return _GROWTH if program.blocks.coordinates.shape[1] <= FEW_LATENTS else _GROWTH_OF_MANY
 
 
-def _constrained(program: BlockProgram, state: BlockState) -> Draws:
+def _constrained(program: BlockProgram, state: State) -> Draws:
     """Return the latents of the particles, then of the probes, of all blocks together."""
-    return program.constrained(jnp.concatenate([state.particles.positions, state.probes], axis=1))
+    return program.constrained(jnp.concatenate([state.particles.positions, state.search.probes], axis=1))
 
 
 def _is_row_narrow(
@@ -164,9 +167,7 @@ def _is_row_narrow(
     return jnp.median(log_peaks) - log_predictive > math.log(max(2.0, num_particles / _MIN_RESOLVED))
 
 
-def _absorb(
-    program: BlockProgram, state: BlockState, latents: Draws, row: Interaction
-) -> tuple[BlockState, Bool[Array, " B"]]:
+def _absorb(program: BlockProgram, state: State, latents: Draws, row: Interaction) -> tuple[State, Bool[Array, " B"]]:
     """Multiply the weights of a row's block by its likelihood, and store the row.
 
     Args:
@@ -194,19 +195,20 @@ def _absorb(
     )
     is_narrow = is_counted & _is_row_narrow(program, latents, rows, log_predictive)
     mass_gain = jnp.where(is_counted, gained_by_probes - log_predictive, 0.0)
-    log_probe_mass = state.log_probe_mass.at[block].add(mass_gain)
-    after = state._replace(
-        buffer=append_row(state.buffer, row, is_counted, merges=program.discount == 1.0),
-        particles=particles,
+    log_probe_mass = state.search.log_probe_mass.at[block].add(mass_gain)
+    search = state.search._replace(
         log_probe_mass=log_probe_mass,
-        num_rows=state.num_rows.at[block].add(is_counted),
-        num_narrow=state.num_narrow.at[block].add(is_narrow),
+        num_rows=state.search.num_rows.at[block].add(is_counted),
+        num_narrow=state.search.num_narrow.at[block].add(is_narrow),
     )
-    return after, jnp.max(log_probe_mass, axis=1) > _max_log_probe_mass(program)
+    buffer = append_row(state.buffer, row, is_counted, merges=program.discount == 1.0)
+    return state._replace(buffer=buffer, particles=particles, search=search), jnp.max(
+        log_probe_mass, axis=1
+    ) > _max_log_probe_mass(program)
 
 
 def _stalest_block(
-    program: BlockProgram, state: BlockState, ess: Float[Array, " B"], is_doubtful: Bool[Array, " B"], may_rest: bool
+    program: BlockProgram, state: State, ess: Float[Array, " B"], is_doubtful: Bool[Array, " B"], may_rest: bool
 ) -> tuple[Array, Array, Array]:
     """Return the block with the least effective sample size, its k-hat, and whether it must be renewed.
 
@@ -214,7 +216,7 @@ def _stalest_block(
         may_rest: whether moves that ended at their budget wait for more rows while enough particles count.
     """
     num_particles = program.num_particles
-    has_grown = state.num_rows >= _GROWTH * state.num_searched
+    has_grown = state.search.num_rows >= _GROWTH * state.search.num_searched
     is_resting = state.particles.evidence.is_unfinished & ~has_grown & (ess >= MIN_ESS_SHARE * num_particles)
     is_resting &= may_rest
     ess = jnp.where(is_resting, jnp.inf, jnp.where(is_doubtful, 0.0, ess))
@@ -225,22 +227,22 @@ def _stalest_block(
     return block, k_hat, is_stale
 
 
-def _refresh(program: BlockProgram, key: Key, state: BlockState, block: Int[Array, ""], has_budget: bool) -> BlockState:
+def _refresh(program: BlockProgram, key: Key, state: State, block: Int[Array, ""], has_budget: bool) -> State:
     """Renew the particles of a block, and watch its probes and the modes with too few particles from now on."""
     target, is_discounted = program.target(state, block), program.discount < 1.0
-    positions = state.probes[block]
+    positions, search = state.search.probes[block], state.search
     num_probes = len(positions)
     log_likelihood = jax.vmap(lambda x: target.parts(x)[1])(positions)
-    has_unseen_mass = jnp.max(state.log_probe_mass[block]) > _max_log_probe_mass(program)
+    has_unseen_mass = jnp.max(search.log_probe_mass[block]) > _max_log_probe_mass(program)
     settings = RefreshSettings(estimates_evidence=not is_discounted)
     if has_budget:
-        num_chunks = jnp.maximum(-(-jnp.minimum(state.num_rows[block], state.buffer.num_rows) // CHUNK_SIZE), 1)
+        num_chunks = jnp.maximum(-(-jnp.minimum(search.num_rows[block], state.buffer.num_rows) // CHUNK_SIZE), 1)
         work = num_operations(target.value_and_grad, positions[0])
         max_evaluations = jnp.maximum(MAX_WORK / (work * num_chunks), _MIN_EVALUATIONS)
         settings = settings._replace(moves=settings.moves._replace(max_evaluations=max_evaluations))
     probes = PriorProbes(positions, log_likelihood, has_unseen_mass)
-    after = program.refresh(key, state, block, settings, state.of_block(block), probes)
-    own = after.of_block(block)
+    after = program.refresh(key, state, block, settings, of_block(state, block), probes)
+    own = of_block(after, block)
     # Each of the S probes has 1 / S of the prior mass. With a discount the evidence is unknown.
     log_mass = log_likelihood - own.log_evidence + math.log(program.num_particles / num_probes)
     log_mass = jnp.zeros_like(log_mass) if is_discounted else jnp.minimum(log_mass, 0.0)
@@ -252,23 +254,25 @@ def _refresh(program: BlockProgram, key: Key, state: BlockState, block: Int[Arra
     first = num_probes - num_modes
     positions = positions.at[first:].set(jnp.where(is_watched[:, None], own.modes[rarest], positions[first:]))
     log_mass = log_mass.at[first:].set(jnp.where(is_watched, log_unseen, log_mass[first:]))
-    return after._replace(
-        probes=state.probes.at[block].set(positions),
-        log_probe_mass=state.log_probe_mass.at[block].set(log_mass),
-        num_narrow=state.num_narrow.at[block].set(0),
+    watched = after.search._replace(
+        probes=search.probes.at[block].set(positions),
+        log_probe_mass=search.log_probe_mass.at[block].set(log_mass),
+        num_narrow=search.num_narrow.at[block].set(0),
     )
+    return after._replace(search=watched)
 
 
-def _is_search_due(program: BlockProgram, state: BlockState, growth: float) -> Bool[Array, " B"]:
+def _is_search_due(program: BlockProgram, state: State, growth: float) -> Bool[Array, " B"]:
     """Tell which blocks have grown so many times, or have narrow rows, since their last search for modes."""
     if program.space.locations is None:
         return jnp.zeros(len(program.blocks.coordinates), bool)
-    has_grown = (state.num_rows > state.num_searched) & (state.num_rows >= growth * state.num_searched)
-    return has_grown | (state.num_narrow > MAX_UNSEEN_MASS * state.num_rows)
+    search = state.search
+    has_grown = (search.num_rows > search.num_searched) & (search.num_rows >= growth * search.num_searched)
+    return has_grown | (search.num_narrow > MAX_UNSEEN_MASS * search.num_rows)
 
 
 def _doubted_blocks(
-    program: BlockProgram, state: BlockState, rows: Interaction
+    program: BlockProgram, state: State, rows: Interaction
 ) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
     """Tell which blocks of these rows have particles that failed their checks, and which blocks' moves continue."""
     evidence = state.particles.evidence
@@ -277,28 +281,20 @@ def _doubted_blocks(
     return is_unsound, evidence.is_unfinished & may_continue
 
 
-def _counted_rows(
-    program: BlockProgram, state: BlockState, interaction: Interaction
-) -> tuple[Interaction, Bool[Array, ""]]:
+def _counted_rows(program: BlockProgram, state: State, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
     """Return the rows, masked if they do not fit, and whether they fit."""
     rows, has_room = rows_that_fit(state.buffer, interaction)
     return as_rows(program.model, state.buffer, rows), has_room
 
 
-def _measure(program: BlockProgram, state: BlockState, k_hat: Float[Array, ""], has_room: Bool[Array, ""]) -> Info:
-    return program.measure(
-        state,
-        has_room,
-        {"k_hat": k_hat},
-        is_unfinished=jnp.any(state.particles.evidence.is_unfinished),
-        log_evidence=state.log_evidence,
-        log_evidence_error=state.log_evidence_error,
-    )
+def _measure(program: BlockProgram, state: State, k_hat: Float[Array, ""], has_room: Bool[Array, ""]) -> Info:
+    log_evidence, error = state.evidence()
+    is_unfinished = jnp.any(state.particles.evidence.is_unfinished)
+    measures = {"is_unfinished": is_unfinished, "log_evidence": log_evidence, "log_evidence_error": error}
+    return program.measure(state, has_room, {"k_hat": k_hat}, **measures)
 
 
-def _quick_update(
-    program: BlockProgram, state: BlockState, interaction: Interaction
-) -> tuple[BlockState, Info, Bool[Array, ""]]:
+def _quick_update(program: BlockProgram, state: State, interaction: Interaction) -> tuple[State, Info, Bool[Array, ""]]:
     """Absorb one row; return also whether that is the whole update."""
     rows, has_room = _counted_rows(program, state, interaction)
     row = take_rows(rows, jnp.zeros((), int))
@@ -312,7 +308,7 @@ def _quick_update(
     return after, _measure(program, after, k_hat, has_room), ~is_stale
 
 
-def _update(program: BlockProgram, key: Key, state: BlockState, interaction: Interaction) -> tuple[BlockState, Info]:
+def _update(program: BlockProgram, key: Key, state: State, interaction: Interaction) -> tuple[State, Info]:
     """Absorb rows one by one, and renew the blocks that are stale in between and at the end."""
     rows, has_room = _counted_rows(program, state, interaction)
     num_rows = rows.arm.shape[0]

@@ -164,7 +164,8 @@ def _digest(part: Personal) -> str:
 
 Execute = Callable[..., list[tuple]]  # (statement, parameters, is_many=False) -> rows
 Result = TypeVar("Result")
-Beside = Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]]
+Beside = Sequence[tuple[str, Sequence[tuple]]]  # statements with rows for other tables, in which `LAST` may stand
+LAST: Any = object()  # the position of the last event of the call
 
 MAX_PARAMETERS = 500  # of one statement
 _NEW_PERSONAL = "INSERT INTO ppl_bandit_personal VALUES (?, ?, ?, ?, ?)"
@@ -186,7 +187,7 @@ class AppendRequest(Request):
 
     Attributes:
         after, keys: see `SqlStore.append`.
-        beside: given the recorded events, returns what the same transaction writes to other tables: statements with rows.
+        beside: what the same transaction writes to other tables.
         is_tried: whether a transaction was begun for it, which may have been committed.
     """
 
@@ -194,7 +195,7 @@ class AppendRequest(Request):
     events: Sequence[Event]
     after: int | None = None
     keys: Sequence[Key] = ()
-    beside: Beside | None = None
+    beside: Beside = ()
     is_tried: bool = field(default=False, init=False)
 
 
@@ -241,8 +242,9 @@ def append_requests(
             if request.keys:
                 values |= {key.name: key.value for key in request.keys}
                 others.setdefault(NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
-            for statement, own in request.beside(recorded) if request.beside is not None else ():
-                others.setdefault(statement, []).extend(own)
+            for statement, own in request.beside:
+                filled = (tuple(position if value is LAST else value for value in row) for row in own)
+                others.setdefault(statement, []).extend(filled)
             results.append(recorded)
     if rows:
         execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})", rows, True)

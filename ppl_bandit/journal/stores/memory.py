@@ -35,11 +35,11 @@ class MemoryStore(SqlStore):
         events: Sequence[Event],
         after: int | None = None,
         keys: Sequence[Key] = (),
-        beside: Beside | None = None,
+        beside: Beside = (),
     ) -> list[Event]:
         """See `SqlStore.append`."""
         with self._writing:
-            is_plain = not keys and beside is None and all(event.kind in (DECIDED, REWARDED) for event in events)
+            is_plain = not (keys or beside) and all(event.kind in (DECIDED, REWARDED) for event in events)
             if not is_plain or any(name != experiment for name, *_ in self._unwritten[-1:]):
                 self._write_all()
             if not is_plain:
@@ -68,9 +68,9 @@ class MemoryStore(SqlStore):
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """See `SqlStore.find`."""
-        found: dict[str, list[Event]] = {}
+        found, asked = dict[str, list[Event]](), frozenset(decisions)
         for _, event, _ in self._unwritten[:]:
-            if event.decision in decisions and (event.kind == DECIDED or event.decision in found):
+            if event.decision in asked and (event.kind == DECIDED or event.decision in found):
                 found.setdefault(str(event.decision), []).append(event)
         return found if len(found) == len(decisions) else super().find(experiment, decisions)
 

@@ -26,11 +26,13 @@ from ppl_bandit.journal.events import (
     DecisionRecord,
     Event,
     fold_decision,
+    imported_records,
     new_ids,
 )
 from ppl_bandit.journal.stores.appending import (
     COLUMNS,
     IS_SETTING,
+    LAST,
     MAX_PARAMETERS,
     VERSION_WITH_HEADS,
     VERSION_WITH_OPENINGS,
@@ -118,7 +120,7 @@ class SqlStore:
         events: Sequence[Event],
         after: int | None = None,
         keys: Sequence[Key] = (),
-        beside: Beside | None = None,
+        beside: Beside = (),
     ) -> list[Event]:
         """Append events, all or none, and return them with their positions; they are durable when this returns.
 
@@ -230,18 +232,14 @@ class SqlStore:
             "EXISTS (SELECT 1 FROM unnest(?::text[]) AS id WHERE strpos(arguments, id) > 0)"
         )
         reported = [(of_decisions, [(experiment, list(ids))])] if self.stages() else []
-
-        def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
-            of_unit = "DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ? AND value = ?"
-            return [
-                (self._backend.blank_statement, [(experiment, event.position) for event in events]),
-                (of_unit, [(experiment, owner, id) for id in ("", *ids)]),  # the keys of updates stand for no decision
-                *reported,
-                ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
-                (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
-            ]
-
-        return beside
+        of_unit = "DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ? AND value = ?"
+        return [
+            (self._backend.blank_statement, [(experiment, event.position) for event in events]),
+            (of_unit, [(experiment, owner, id) for id in ("", *ids)]),  # the keys of updates stand for no decision
+            *reported,
+            ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
+            (_NEW_CHECKPOINT, [(experiment, LAST, checkpoint)]),
+        ]
 
     def scrub(self) -> None:
         """Remove what the database keeps of contents that were blanked."""
@@ -335,9 +333,12 @@ class SqlStore:
         """
         self._run(lambda execute: None, ["ppl_bandit ping"])
 
-    def imported(self, experiment: str) -> list[Event]:
-        """Return the imported plays whose propensities were given, oldest first."""
-        return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
+    def imported(self, experiment: str) -> Iterator[DecisionRecord]:
+        """Yield the plays that another system decided, oldest first."""
+        for event in self.read(experiment, kinds=(IMPORTED,)):
+            with ReadingEvent(experiment, event.position):
+                plays = list(imported_records(event))
+            yield from plays
 
     def checkpoints(self, experiment: str) -> Iterator[tuple[int, bytes, str | None]]:
         """Yield the checkpoints, newest first.
@@ -368,13 +369,8 @@ class SqlStore:
             "INSERT INTO ppl_bandit_checkpoints SELECT ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM ppl_bandit_events WHERE "
             "experiment = ? AND position > ? AND kind <> 'decided' AND kind = 'forgotten')"
         )
-
-        def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
-            return [
-                (older, [(experiment, experiment)]),
-                (unless_erased, [(experiment, recorded[0].position, contents, experiment, event.body["position"])]),
-            ]
-
+        stored = experiment, LAST, contents, experiment, event.body["position"]
+        beside: Beside = [(older, [(experiment, experiment)]), (unless_erased, [stored])]
         return self.append(experiment, [event], beside=beside)[0].position
 
     def newest_snapshot(self, experiment: str) -> tuple[int, float | None, float]:

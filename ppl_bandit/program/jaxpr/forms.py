@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.program.jaxpr.entrywise import Entries, Entrywise, Known
-from ppl_bandit.program.jaxpr.interpreter import SourceLine, source_line
+from ppl_bandit.program.jaxpr.interpreter import SourceLine, is_jax_function, source_line
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.program.jaxpr.ranges import (
     EVERYTHING,
-    NotAnalytic,
+    NoProof,
     Range,
     hull,
     lossy_conversion,
@@ -42,6 +42,7 @@ _CLOSE = 1e-20  # latents are not followed closer to 0 than this
 _MAX_PLAIN = 4.0  # a power up to which floating point neither overflows nor flattens
 _MAX_TERMS = 4  # of a sum that is followed term by term
 _MAX_LOGS = 256  # of a sum of logarithms
+_MAX_COEFFICIENT = 1e200  # times a low power of a latent it does not overflow
 
 Generator = tuple[int, bool]  # the number of a generator; whether 1 - this is meant
 Powers = frozenset[tuple[Generator, float | None]]  # of a monomial; None where data decide the power
@@ -93,10 +94,6 @@ class Refused(NamedTuple):
     remedy: str = ""
 
 
-class _NoForm(Exception):
-    """An operation whose result is no form; carries the reason, "" for that of the table of primitives."""
-
-
 class Forms(Entrywise):
     """Forms of the latents of a program, and of what a jaxpr computes from them.
 
@@ -111,6 +108,7 @@ class Forms(Entrywise):
         self._names: dict[Any, int] = {}
         self._sizes: dict[int, float] = {}  # of a generator, in units of the statistic of its family
         self._shares: set[int] = set()
+        self._chosen: dict[int, Range] = {}  # bounds of a generator that stands for what data choose
         # Share of a simplex -> the shares of this simplex, the bits of its elements, those of all elements.
         self._elements: dict[int, tuple[dict[int, int], int, int]] = {}
 
@@ -190,13 +188,13 @@ class Forms(Entrywise):
             if name == "integer_pow":
                 return self._whole_power(parts[0], int(eqn.params["y"]))
             if name == "convert_element_type" and lossy_conversion(eqn):
-                raise _NoForm(lossy_conversion(eqn))
+                raise NoProof(lossy_conversion(eqn))
             if name in ("convert_element_type", "stop_gradient"):
                 return parts[0]
             if name in _ORDERED or describe_primitive(eqn).kind is Kind.COMPARISON:
                 return self._ordered(eqn, parts, is_same=is_same)
-            raise _NoForm
-        except _NoForm as stop:
+            raise NoProof
+        except NoProof as stop:
             return _refused(eqn, callers, str(stop))
 
     def add(self, x: Any, y: Any) -> Any:
@@ -253,17 +251,19 @@ class Forms(Entrywise):
         forms = [case for case in cases if isinstance(case, Form)]
         if not forms:
             return Data(hull(list(map(_range_of, cases))), any(map(_is_outer, cases)))
+        ranges = [self._bounds(case) if isinstance(case, Form) else _range_of(case) for case in cases]
         if all(map(self._is_probability, cases)):
-            return self._monomial(_of(self._generator(max(form.power for form in forms), is_share=True)), 1.0)
+            share = self._generator(max(form.power for form in forms), is_share=True)
+            self._chosen[share[0]] = hull(ranges)
+            return self._monomial(_of(share), 1.0)
         if all(form.logs is not None for form in forms):
             size = max(self._power_of(form.logs or _ONE) for form in forms)
             return self._logarithm(_of(self._generator(size, is_share=False)), None)
         if any(form.monomial is None for form in forms):
             return _plain_sum(forms)
-        size = max(form.power for form in forms)
-        return self._monomial(
-            _of(self._generator(size, is_share=False)), 1.0 if all(map(_is_positive, cases)) else None
-        )
+        generator = self._generator(max(form.power for form in forms), is_share=False)
+        self._chosen[generator[0]] = hull(ranges)
+        return self._monomial(_of(generator), 1.0 if all(map(self._is_positive, cases)) else None)
 
     def _is_probability(self, case: Any) -> bool:
         """Return whether a number is a share or a known probability."""
@@ -291,15 +291,15 @@ class Forms(Entrywise):
         try:
             if name == "cholesky":
                 return self._cholesky(values[0].codes)
-            if name == "triangular_solve":
+            if name == "triangular_solve" and not eqn.params["unit_diagonal"]:
                 return self._triangular_solve(values[0], self.codes(values[1]))
-            raise _NoForm
-        except _NoForm as stop:
+            raise NoProof
+        except NoProof as stop:
             return _refused(eqn, callers, str(stop))
 
     def call(self, eqn: Any, values: list[Any]) -> Sequence[Any] | None:
         """Return the softplus of outer latents, whose formula has a kink that the function has not."""
-        if eqn.params.get("name") != "softplus" or not any(map(_is_outer, self.values(values[0]))):
+        if not is_jax_function(eqn, "softplus") or not any(map(_is_outer, self.values(values[0]))):
             return None
         found = {part: softplus_range(_range_of(part)) for part in self.values(values[0])}
         if any(isinstance(part, Form) for part in found) or (
@@ -330,8 +330,8 @@ class Forms(Entrywise):
         try:
             found, flattens = result_range(eqn, ranges, is_same=is_same)
             if flattens and is_outer and not self._may_flatten:
-                raise NotAnalytic
-        except NotAnalytic as stop:
+                raise NoProof
+        except NoProof as stop:
             return _refused(eqn, callers, str(stop)) if is_outer else Data()
         self.flattens |= flattens and is_outer
         return Data(found, is_outer, name) if isinstance(found, Range) else Known(found)
@@ -456,14 +456,14 @@ class Forms(Entrywise):
         if isinstance(y, Form):
             return self.multiply(x, self._raised(y, -1.0, _RATIO))
         if _is_outer(y) and y.range.low <= 0.0 <= y.range.high:
-            raise _NoForm
+            raise NoProof
         is_constant = isinstance(y, Known) and y.number != 0 and math.isfinite(y.number)
         return self._scaled(x, 1.0 / y.number if is_constant else None)
 
     def _raised(self, form: Form, power: float | None, reason: str) -> Any:
         """Raise a monomial to a power; None where data decide it."""
         if form.monomial is None:
-            raise _NoForm(reason)
+            raise NoProof(reason)
         powers, old = form.monomial
         factor = _power(old, power) if old is not None and old > 0 and power is not None else None
         if old is not None and old < 0 and power == -1.0:
@@ -479,7 +479,7 @@ class Forms(Entrywise):
 
     def _pow(self, x: Any, y: Any) -> Any:
         if not isinstance(x, Form) or isinstance(y, Form):
-            raise _NoForm("a power whose exponent depends on latents, which is a power that can overflow")
+            raise NoProof("a power whose exponent depends on latents, which is a power that can overflow")
         power = float(y.number) if isinstance(y, Known) and math.isfinite(y.number) else None
         if power is not None and power > 0 and power == round(power):
             return self._whole_power(x, int(power))
@@ -489,12 +489,12 @@ class Forms(Entrywise):
         if not isinstance(x, Form):
             return Data(is_outer=_is_outer(x))
         if x.monomial is None:
-            raise _NoForm(_LOGARITHM)
+            raise NoProof(_LOGARITHM)
         return self._logarithm(*x.monomial)
 
     def _exp(self, x: Form) -> Any:
         if x.logs is None:
-            raise _NoForm
+            raise NoProof
         return self._monomial(x.logs, x.factor)
 
     def _logistic(self, x: Form) -> Any:
@@ -504,13 +504,13 @@ class Forms(Entrywise):
             (number, is_rest), below = odds[1.0], odds[-1.0]
             if below == (number, not is_rest):
                 return self._monomial({(number, is_rest): 1.0}, 1.0)
-        raise _NoForm
+        raise NoProof
 
     def _ordered(self, eqn: Any, parts: Sequence[Any], *, is_same: bool) -> Any:
         """Return the result of a comparison, a maximum or the like that the signs and bounds of its operands decide."""
         name, x = eqn.primitive.name, next(part for part in parts if isinstance(part, Form))
         if any(part.degree > _MAX_PLAIN or part.power > _MAX_PLAIN for part in parts if isinstance(part, Form)):
-            raise _NoForm
+            raise NoProof
         is_comparison = describe_primitive(eqn).kind is Kind.COMPARISON
         is_known = all(isinstance(part, Known) or (isinstance(part, Form) and self._is_finite(part)) for part in parts)
         if name == "is_finite" or (is_comparison and is_same):
@@ -523,7 +523,7 @@ class Forms(Entrywise):
                 if isinstance(found, Range):
                     return parts[ranges.index(found)] if found in ranges else self._negative(x)
                 return Known(found)
-            except NotAnalytic:
+            except NoProof:
                 pass
         has_sign = x.monomial is not None and (x.monomial[1] is not None or not self._has_outer)
         if x.monomial is not None and has_sign and name == "abs":
@@ -533,7 +533,7 @@ class Forms(Entrywise):
             return Data()
         if has_sign and (name == "sign" or (is_comparison and Known(0) in parts)):
             return Data()
-        raise _NoForm
+        raise NoProof
 
     def _bounds(self, form: Form) -> Range:
         """Return bounds that constants decide, of a form of low power."""
@@ -545,12 +545,22 @@ class Forms(Entrywise):
         is_linear = len(powers) == 1 and all(power == 1.0 for _, power in powers)
         is_share = is_linear and all(number in self._shares for (number, _), _ in powers)
         own = Range(_CLOSE if is_linear else math.ulp(0.0), math.nextafter(1.0, 0.0) if is_share else math.inf)
+        for (number, is_rest), _ in powers:
+            if number in self._chosen:  # data may choose 0, or 1
+                own = self._chosen[number] if is_linear and not is_rest else Range(0.0, math.inf)
         return sum_range(Range(offset, offset), product_range(Range(multiple, multiple), own))
 
     def _is_finite(self, part: Any) -> bool:
         """Return whether constants decide that a form of low power is finite; data may be infinite or nan."""
         coefficients = [c for _, c in part.terms] if part.terms is not None else [part.factor]
-        return all(c is not None and math.isfinite(c) for c in coefficients)
+        return all(c is not None and abs(c) < _MAX_COEFFICIENT for c in coefficients)
+
+    def _is_positive(self, part: Any) -> bool:
+        """Return whether constants decide that a number is positive and finite."""
+        if isinstance(part, Known):
+            return 0 < part.number < math.inf
+        factor = part.monomial[1] if isinstance(part, Form) and part.monomial is not None else None
+        return factor is not None and factor > 0 and self._is_finite(part)
 
     # Matrices
 
@@ -570,7 +580,7 @@ class Forms(Entrywise):
             return Data(is_outer=any(map(_is_outer, parts)))
         powers = self._common(parts)
         if powers is None:
-            raise _NoForm(f"{reason} a matrix that latents do not multiply as a whole")
+            raise NoProof(f"{reason} a matrix that latents do not multiply as a whole")
         return self._monomial(frozenset((generator, _times(e, power)) for generator, e in powers), None)
 
     def _cholesky(self, codes: np.ndarray) -> list[np.ndarray]:
@@ -596,7 +606,7 @@ class Forms(Entrywise):
                 on_diagonal = [_range_of(self.table[code]) for code in np.diagonal(own[place])]
                 may_be_zero = isinstance(matrices, Entries) and any(x.low <= 0.0 <= x.high for x in on_diagonal)
                 if may_be_zero and not isinstance(inverse, Form):
-                    raise _NoForm
+                    raise NoProof
             found[place] = self.code(self.multiply(inverse, right))
         return [found]
 
@@ -642,13 +652,6 @@ def _range_of(part: Any) -> Range:
     return (
         part.range if isinstance(part, Data) else values_range(part.number) if isinstance(part, Known) else EVERYTHING
     )
-
-
-def _is_positive(part: Any) -> bool:
-    if isinstance(part, Known):
-        return part.number > 0
-    factor = part.monomial[1] if isinstance(part, Form) and part.monomial is not None else None
-    return factor is not None and factor > 0
 
 
 def _terms_of(part: Any) -> Mapping[Powers, float | None] | None:

@@ -19,7 +19,15 @@ import numpy as np
 import numpyro
 
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
-from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, apply_primitive, called_jaxpr, source_frames
+from ppl_bandit.runtime.jax_adapter import (
+    ClosedJaxpr,
+    Jaxpr,
+    Literal,
+    apply_primitive,
+    called_jaxpr,
+    function_file,
+    source_frames,
+)
 
 DATA = object()  # an array whose numbers are unknown
 
@@ -170,6 +178,11 @@ def location_of(line: SourceLine, reason: str) -> str:
 def _public_name(function: str) -> str:
     name = function.rsplit(".", 1)[-1].strip("_")
     return name if name and any(callable(getattr(module, name, None)) for module in _PUBLIC) else ""
+
+
+def is_jax_function(eqn: Any, name: str) -> bool:
+    """Return whether an equation calls a function of JAX itself that has this name."""
+    return eqn.params.get("name") == name and _owner(function_file(eqn)) == "other"
 
 
 def is_users_file(file: str) -> bool:

@@ -5,6 +5,7 @@ without a row is treated conservatively: its results may depend on every operand
 """
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -31,13 +32,7 @@ class Kind(enum.Enum):
     OTHER = "none of these"
 
 
-class AnalyticWhere(enum.Enum):
-    """Where an elementwise function of one operand is real-analytic, also in floating point."""
-
-    EVERYWHERE = "at every real number"
-    POSITIVE = "at positive numbers"
-    ABOVE_MINUS_ONE = "at numbers above -1"
-    MODERATE = "at numbers whose exponential neither underflows nor overflows"
+MODERATE = 700.0  # the exponential of a number below this neither underflows nor overflows
 
 
 class Primitive(NamedTuple):
@@ -49,7 +44,8 @@ class Primitive(NamedTuple):
         numpy: for elementwise primitives, (params, *arrays) -> array; None if there is no simple equivalent.
         move: for primitives that move elements, (eqn, arrays) -> arrays in NumPy, where each array has one more trailing axis
             than the operand; None if there is no simple equivalent.
-        analytic_where: for elementwise functions of one operand; None if a rule of its own decides.
+        analytic: for elementwise functions of one operand, the open interval inside which it is real-analytic, also in floating
+            point: (-inf, inf) at every number, (-700, 700) if it flattens further out; None if a rule of its own decides.
         increasing: the function itself, if it is increasing.
         refusal: the reason to give if analyticity is lost at this primitive.
         remedy: what a user can write instead; "" if unknown.
@@ -59,7 +55,7 @@ class Primitive(NamedTuple):
     indices: slice = slice(0, 0)
     numpy: Callable | None = None
     move: Callable[[Any, Sequence[np.ndarray]], list[np.ndarray]] | None = None
-    analytic_where: AnalyticWhere | None = None
+    analytic: tuple[float, float] | None = None
     increasing: Callable[[float], float] | None = None
     refusal: str = ""
     remedy: str = ""
@@ -147,13 +143,13 @@ def _comparison(function: Callable) -> Primitive:
     return _elementwise(function, _COMPARED, Kind.COMPARISON)
 
 
-def _function(where: AnalyticWhere, function: Callable | None, increasing: Callable | None, refusal: str) -> Primitive:
-    return _elementwise(function, refusal)._replace(analytic_where=where, increasing=increasing)
+def _function(above: float, function: Callable | None, increasing: Callable | None, refusal: str) -> Primitive:
+    return _elementwise(function, refusal)._replace(analytic=(above, math.inf), increasing=increasing)
 
 
 def _saturating(name: str, function: Callable | None, increasing: Callable | None = None) -> Primitive:
     refusal = f"{name} of an unbounded quantity that depends on latents, which floating point flattens far out"
-    return _function(AnalyticWhere.MODERATE, function, increasing, refusal)
+    return _function(-MODERATE, function, increasing, refusal)._replace(analytic=(-MODERATE, MODERATE))
 
 
 _UNLISTED = Primitive(Kind.OTHER)
@@ -230,15 +226,13 @@ PRIMITIVES: dict[str, Primitive] = {
     "logistic": _saturating("a sigmoid", None, lambda x: 1.0 / (1.0 + np.exp(-x))),
     "erf": _saturating("`erf`", None),
     "erfc": _saturating("`erfc`", None),
-    "sin": _function(AnalyticWhere.EVERYWHERE, np.sin, None, ""),
-    "cos": _function(AnalyticWhere.EVERYWHERE, np.cos, None, ""),
-    "log": _function(
-        AnalyticWhere.POSITIVE, np.log, np.log, "the logarithm of a quantity that may be zero or negative"
-    ),
-    "log1p": _function(AnalyticWhere.ABOVE_MINUS_ONE, np.log1p, np.log1p, "log1p of a quantity that may be -1 or less"),
-    "sqrt": _function(AnalyticWhere.POSITIVE, np.sqrt, np.sqrt, _ROOT),
-    "lgamma": _function(AnalyticWhere.POSITIVE, None, None, "lgamma of a quantity that may be zero or negative"),
-    "digamma": _function(AnalyticWhere.POSITIVE, None, None, "digamma of a quantity that may be zero or negative"),
+    "sin": _function(-math.inf, np.sin, None, ""),
+    "cos": _function(-math.inf, np.cos, None, ""),
+    "log": _function(0.0, np.log, np.log, "the logarithm of a quantity that may be zero or negative"),
+    "log1p": _function(-1.0, np.log1p, np.log1p, "log1p of a quantity that may be -1 or less"),
+    "sqrt": _function(0.0, np.sqrt, np.sqrt, _ROOT),
+    "lgamma": _function(0.0, None, None, "lgamma of a quantity that may be zero or negative"),
+    "digamma": _function(0.0, None, None, "digamma of a quantity that may be zero or negative"),
     # Linear algebra.
     **_rows(Kind.OTHER, "dot_general cholesky"),
     "triangular_solve": Primitive(Kind.OTHER, refusal="a triangular solve whose diagonal may be zero"),

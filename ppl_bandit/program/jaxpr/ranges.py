@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive
+from ppl_bandit.program.jaxpr.primitives import MODERATE, Kind, describe_primitive
 
 _HUGE = 1e20
 _NUM_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
-_MODERATE = 700.0  # the exponential of a number below this neither underflows nor overflows
 
 
 class Range(NamedTuple):
@@ -30,8 +29,8 @@ class Range(NamedTuple):
     high: float
 
 
-class NotAnalytic(Exception):
-    """An operation at which analyticity is lost; carries the reason, "" for that of the table of primitives."""
+class NoProof(Exception):
+    """An operation at which the proof ends; carries the reason, "" for that of the table of primitives."""
 
 
 EVERYTHING = Range(-math.inf, math.inf)
@@ -67,7 +66,7 @@ def result_range(eqn: Any, xs: Sequence[Range], *, is_same: bool) -> tuple[Any, 
         is_same: whether the first two operands are the same number.
 
     Raises:
-        NotAnalytic: if analyticity may be lost.
+        NoProof: if analyticity may be lost.
     """
     name, described = eqn.primitive.name, describe_primitive(eqn)
     if name == "mul" and is_same:
@@ -84,13 +83,11 @@ def result_range(eqn: Any, xs: Sequence[Range], *, is_same: bool) -> tuple[Any, 
         return _compare(name, xs[0], xs[1], is_same), False
     if name == "stop_gradient":
         return xs[0], False
-    if described.analytic_where is None:
-        raise NotAnalytic
-    x, where, flattens = xs[0], described.analytic_where, False
-    if where is AnalyticWhere.MODERATE:
-        flattens = _flattens(x)
-    elif where is not AnalyticWhere.EVERYWHERE:
-        _require(x.low > (0.0 if where is AnalyticWhere.POSITIVE else -1.0))
+    if described.analytic is None:
+        raise NoProof
+    x, (above, below) = xs[0], described.analytic
+    flattens = below == MODERATE and _flattens(x)
+    _require(flattens or above == -math.inf or x.low > above)
     return (EVERYTHING if described.increasing is None else _increasing(described.increasing, x)), flattens
 
 
@@ -100,12 +97,12 @@ def softplus_range(x: Range) -> tuple[Range, bool]:
 
 
 def _flattens(x: Range) -> bool:
-    return not (-_MODERATE < x.low and x.high < _MODERATE)
+    return not (-MODERATE < x.low and x.high < MODERATE)
 
 
 def _require(holds: bool, reason: str = "") -> None:
     if not holds:
-        raise NotAnalytic(reason)
+        raise NoProof(reason)
 
 
 def _range(low: float, high: float) -> Range:
@@ -164,7 +161,7 @@ def _real_power(x: Range, y: Range) -> Range:
     """Raise a positive quantity to any power, or any quantity to a known nonnegative integer."""
     if x.low > 0:
         multiple = product_range(_increasing(np.log, x), y)
-        _require(-_MODERATE < multiple.low and multiple.high < _MODERATE)
+        _require(-MODERATE < multiple.low and multiple.high < MODERATE)
         return _increasing(np.exp, multiple)
     _require(y.low == y.high >= 0 and y.low == math.floor(y.low))
     return Range(0.0 if y.low % 2 == 0 else -math.inf, math.inf)

@@ -4,8 +4,8 @@ Laws whose density and mean hold where those of NumPyro overflow: truncated norm
 
 NumPyro divides by a difference of distribution functions. Eight standard deviations out that difference rounds to 0, so the
 density is infinite and the mean is nan. Here the log of the difference is computed from the log of the distribution function.
-Mean and variance of a truncated normal law come from quadrature of the density relative to its largest value; a truncated
-Laplace law consists of two truncated exponential laws. The density of a Kumaraswamy law at 0 and 1 is its own.
+Mean and variance come from quadrature of the density relative to its largest value. The density of a Kumaraswamy law at 0 and 1
+is its own.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from ppl_bandit.runtime.numpyro_adapter import element_support, mask_of
 from ppl_bandit.types import Key
 
 _NUM_NODES = 64
-_SMALL_WIDTH = 1e-3  # of an interval, in units of the scale; then a series in the width
 _LOG_SMALL = 37.0  # exp(-37) is the resolution of float64
 
 
@@ -95,10 +94,43 @@ class _Truncated:
         )
         return a, b
 
+    def _moments(self) -> tuple[Array, Array]:
+        """Return mean and variance, by quadrature of the parts on both sides of the location.
+
+        In each the density is relative to its largest value, at the end that is closer to the location. Where both parts have
+        mass, that is the location itself.
+        """
+        a, b = self._standard_bounds()
+        nodes, weights = (
+            jnp.asarray(numbers, a.dtype).reshape(-1, *[1] * a.ndim)
+            for numbers in np.polynomial.legendre.leggauss(_NUM_NODES)
+        )
+        steps, variances, masses = [], [], []
+        for near, far in ((-jnp.minimum(b, 0.0), -jnp.minimum(a, 0.0)), (jnp.maximum(a, 0.0), jnp.maximum(b, 0.0))):
+            end = jnp.minimum(far - near, self._reach(near))
+            step = end * 0.5 * (nodes + 1.0)
+            mass = jnp.exp(-self._fall(near, step)) * weights
+            total = jnp.sum(mass, axis=0)
+            steps.append(jnp.sum(mass * step, axis=0) / total)
+            variances.append(jnp.sum(mass * (step - steps[-1]) ** 2, axis=0) / total)
+            masses.append(end * total)
+        right = masses[1] / jnp.maximum(masses[0] + masses[1], jnp.finfo(a.dtype).tiny)
+        left = 1.0 - right
+        variance = left * variances[0] + right * variances[1] + left * right * (steps[0] + steps[1]) ** 2
+        loc, scale = self.base_dist.loc, self.base_dist.scale
+        # The nearer end of the interval keeps the digits that the location would lose.
+        anchor = jnp.where(a > 0, self.low, jnp.where(b < 0, self.high, loc))
+        return anchor + scale * (right * steps[1] - left * steps[0]), scale**2 * variance
+
     def _log_cdf(self, z: Array) -> Array:
         raise NotImplementedError
 
-    def _moments(self) -> tuple[Array, Array]:
+    def _fall(self, near: Array, step: Array) -> Array:
+        """Return how far the log density falls over a step outwards from a point on the positive side."""
+        raise NotImplementedError
+
+    def _reach(self, near: Array) -> Array:
+        """Return the step over which it falls so far that there is no mass beyond."""
         raise NotImplementedError
 
 
@@ -106,60 +138,22 @@ class _TruncatedNormal(_Truncated):
     def _log_cdf(self, z: Array) -> Array:
         return log_ndtr(z)
 
-    def _moments(self) -> tuple[Array, Array]:
-        """Return mean and variance, by quadrature from the end of the interval that is closer to the location.
+    def _fall(self, near: Array, step: Array) -> Array:
+        return 0.5 * step * (2.0 * near + step)
 
-        Where that end is beyond the location, the density at a step t from it is proportional to exp(-t (2 end + t) / 2).
-        """
-        a, b = self._standard_bounds()
-        is_flipped = a + b < 0  # then the mirror image is used, whose mass is at its lower end
-        lower, upper = jnp.where(is_flipped, -b, a), jnp.where(is_flipped, -a, b)
-        far = float(np.sqrt(2.0 * _LOG_SMALL))
-        lower = jnp.maximum(lower, -far)  # there is no mass below
-        beyond = jnp.maximum(lower, 0.0)
-        reach = 2.0 * _LOG_SMALL / (jnp.sqrt(beyond**2 + 2.0 * _LOG_SMALL) + beyond) - jnp.minimum(lower, 0.0)
-        end = jnp.minimum(upper - lower, reach)
-        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
-        shape = (-1, *[1] * lower.ndim)
-        step = end * jnp.asarray(0.5 * (nodes + 1.0), lower.dtype).reshape(shape)
-        exponent = jnp.where(lower > 0, -step * (2.0 * beyond + step), -((lower + step) ** 2)) / 2.0
-        mass = jnp.exp(exponent) * jnp.asarray(weights, lower.dtype).reshape(shape)
-        mean_step = jnp.sum(mass * step, axis=0) / jnp.sum(mass, axis=0)
-        variance = jnp.sum(mass * (step - mean_step) ** 2, axis=0) / jnp.sum(mass, axis=0)
-        sign, (loc, scale) = jnp.where(is_flipped, -1.0, 1.0), (self.base_dist.loc, self.base_dist.scale)
-        bound = jnp.where(is_flipped, self.high, self.low)
-        # Far out, the bound keeps the digits that location + scale * lower would lose.
-        anchor = jnp.where(lower > 0, bound, loc + sign * scale * lower)
-        return anchor + sign * scale * mean_step, scale**2 * variance
+    def _reach(self, near: Array) -> Array:
+        return 2.0 * _LOG_SMALL / (jnp.sqrt(near**2 + 2.0 * _LOG_SMALL) + near)
 
 
 class _TruncatedLaplace(_Truncated):
     def _log_cdf(self, z: Array) -> Array:
         return jnp.where(z < 0, jnp.log(0.5) + z, jnp.log1p(-0.5 * jnp.exp(-jnp.abs(z))))
 
-    def _moments(self) -> tuple[Array, Array]:
-        """Return mean and variance from the parts on both sides of the location, each a truncated exponential law."""
-        a, b = self._standard_bounds()
-        means, variances, log_masses = [], [], []
-        for low, high in ((-jnp.minimum(b, 0.0), -jnp.minimum(a, 0.0)), (jnp.maximum(a, 0.0), jnp.maximum(b, 0.0))):
-            width = high - low
-            known = jnp.where(jnp.isfinite(width) & (width < 700.0), width, 700.0)  # exp(-700) is 0 beside 1
-            large = jnp.maximum(known, _SMALL_WIDTH)
-            is_small = known < _SMALL_WIDTH
-            means.append(low + jnp.where(is_small, known / 2.0 - known**2 / 12.0, 1.0 - large / jnp.expm1(large)))
-            half = large / 2.0
-            variances.append(jnp.where(is_small, known**2 / 12.0, 1.0 - (half / jnp.sinh(half)) ** 2))
-            log_masses.append(-low + jnp.log(-jnp.expm1(-known)))
-        total = jnp.logaddexp(*log_masses)
-        left, right = (jnp.exp(own - total) for own in log_masses)
-        # The nearer end of the interval keeps the digits that the location would lose.
-        mean = right * means[1] - left * means[0]
-        variance = left * variances[0] + right * variances[1] + left * right * (means[0] + means[1]) ** 2
-        loc, scale = self.base_dist.loc, self.base_dist.scale
-        beyond_low, beyond_high = a > 0, b < 0
-        anchor = jnp.where(beyond_low, self.low, jnp.where(beyond_high, self.high, loc))
-        step = jnp.where(beyond_low, means[1] - a, jnp.where(beyond_high, -(means[0] + b), mean))
-        return anchor + scale * step, scale**2 * variance
+    def _fall(self, near: Array, step: Array) -> Array:
+        return step
+
+    def _reach(self, near: Array) -> Array:
+        return jnp.full_like(near, _LOG_SMALL)
 
 
 def _log_mass(a: Array, b: Array, log_cdf: Callable[[Array], Array]) -> Array:

@@ -140,13 +140,14 @@ def test_narrow_modes_are_right_or_flagged_over_twenty_seeds(kind, size, ratio):
 def test_a_row_too_narrow_for_the_draws_starts_a_search_for_modes():
     with jax.enable_x64(True):
         engine, start = few_particles().engine, few_particles().init(jr.key(0))
-        searched = start._replace(num_rows=jnp.array([40, 0]), num_searched=jnp.array([40, 0]))
+        counts = {"num_rows": jnp.array([40, 0]), "num_searched": jnp.array([40, 0])}
+        searched = start._replace(search=start.search._replace(**counts))
 
         @jax.jit
         def is_refresh_due(noise):
             rows = Interaction(jnp.zeros(1, int), jnp.array([50.0]), noise[None])
             state, _, is_complete = engine.capabilities.quick_update(jr.key(1), searched, rows)
-            return ~is_complete, state.num_narrow[0]
+            return ~is_complete, state.search.num_narrow[0]
 
         # At noise 60 an ordinary row keeps most weights; at 0.01 one draw in 10,000 is near it, at most, and no weight changes.
         assert is_refresh_due(jnp.array(60.0)) == (False, 0)

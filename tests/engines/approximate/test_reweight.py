@@ -164,7 +164,8 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_unt
     # They wait until the block has a quarter more rows than at their end, unless fewer than a tenth of the particles count.
     own, other = rows_of([0], [1.0]), rows
     for num_rows, row, waits in ((40, other, True), (48, own, True), (49, own, False)):
-        grown = state._replace(num_rows=jnp.array([num_rows, 0]), num_searched=jnp.array([40, 0]))
+        counts = {"num_rows": jnp.array([num_rows, 0]), "num_searched": jnp.array([40, 0])}
+        grown = state._replace(search=state.search._replace(**counts))
         _, info, is_complete = quickly(jr.key(1), grown, row)
         assert bool(info.is_unfinished) and bool(is_complete) == waits
         few = grown.particles.log_weights.at[0, 6:].set(-jnp.inf)  # 6 of 64
@@ -172,7 +173,8 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_unt
         assert not bool(quickly(jr.key(1), lost, row)[2])
     # A batch would renew the 10 of 64 particles that count before its first row; one row is absorbed while the moves wait.
     few = grown.particles.log_weights.at[0, 10:].set(-jnp.inf)
-    grown = grown._replace(particles=grown.particles._replace(log_weights=few), num_rows=jnp.array([40, 0]))
+    search = grown.search._replace(num_rows=jnp.array([40, 0]))
+    grown = grown._replace(particles=grown.particles._replace(log_weights=few), search=search)
     after, info = update(jr.key(1), grown, other)
     assert int(after.buffer.num_rows) == 1 and int(info.num_refreshes) == 0
 

@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from programs import bernoulli, latents, normal, of_one_latent, poisson, reals, slow_but, with_term
+from programs import bernoulli, latents, normal, of_one_latent, poisson, reals, reward, slow_but, with_term
 
 from ppl_bandit.engines import collapsed, conjugate
 from ppl_bandit.engines.proof.analyticity import not_conjugate
@@ -348,3 +348,37 @@ def test_a_kink_in_a_branch_of_data_is_refused_with_the_operation():
         normal(jnp.where(context > 1e6, jnp.abs(mean), mean))
 
     assert "abs" in refusal_of(RewardModel(program, A, np.float32(1.0)))
+
+
+CHOSEN = {
+    "a share or 0": (dist.Beta(2.0, 2.0), lambda u, c: jnp.where(c > 0, u, 0.0) > 0),
+    "a share or 1": (dist.Beta(2.0, 2.0), lambda u, c: jnp.where(c > 0, u, 1.0) < 1),
+    "a rate or infinity": (dist.Gamma(2.0, 2.0), lambda z, c: jnp.isfinite(jnp.where(c > 0, z, jnp.inf))),
+    "a rate or a small number": (dist.Gamma(2.0, 2.0), lambda z, c: jnp.where(c > 0, z, 1e-30) > 1e-25),
+    "a rate or its power": (dist.Gamma(2.0, 2.0), lambda z, c: jnp.where(c > 0, z, z**4) > 1e-19),
+    "a product that overflows": (dist.Gamma(2.0, 2.0), lambda z, c: jnp.isfinite(1e300 * (100.0 * z) ** 4)),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_branch_is_left_out_only_if_no_data_take_it(name):
+    """The other branch has a spike 1e-6 wide: no point of a certificate meets it."""
+    prior, is_plain = CHOSEN[name]
+
+    def program(arm, context):
+        z = latents("z", prior)[arm]
+        spike = 1.0 / (1.0 + ((z - 0.37) / 1e-6) ** 2)
+        rate = jnp.where(is_plain(z, context), z, z * (1.0 - 0.5 * spike))
+        reward(dist.Bernoulli(rate) if isinstance(prior, dist.Beta) else dist.Exponential(rate))
+
+    assert refusal_of(RewardModel(program, A, np.float64(1.0)))
+
+
+def test_a_triangular_solve_that_does_not_read_the_diagonal_is_no_power():
+    def solved(z, unit_diagonal):
+        matrix = jnp.full((8, 8), 0.5) * z
+        solve = jax.lax.linalg.triangular_solve
+        return solve(matrix, jnp.ones((8, 1)), left_side=True, lower=True, unit_diagonal=unit_diagonal)[-1, 0]
+
+    found = [refusal_of(RewardModel(of_rates(lambda z, _, flag=flag: solved(z, flag)), A)) for flag in (False, True)]
+    assert found[0] == "" and "triangular solve" in found[1]

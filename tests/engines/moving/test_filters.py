@@ -97,12 +97,12 @@ def test_a_kalman_filter_equals_one_in_numpy_over_a_thousand_steps_and_a_decisio
 
     def step(state, row):
         state, info = engine.update(KEY, state, jax.tree.map(lambda leaf: leaf[None], row))
-        sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(state.posterior.precision[0])))
-        return state, (state.posterior.mean[0], sd, info.is_trusted)
+        sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(state.law.precision[0])))
+        return state, (state.law.mean[0], sd, info.is_trusted)
 
     def run(rows, later):
         state, found = jax.lax.scan(step, engine.init(KEY), rows)
-        return found, engine.capabilities.advance(KEY, state, later).posterior.mean[0], state
+        return found, engine.capabilities.advance(KEY, state, later).law.mean[0], state
 
     with jax.enable_x64(True):
         rows = rows_of(arms, rewards, contexts)._replace(mask=jnp.asarray(is_counted))
@@ -110,7 +110,7 @@ def test_a_kalman_filter_equals_one_in_numpy_over_a_thousand_steps_and_a_decisio
         (means, sds, is_trusted), ahead, state = jax.device_get(jax.jit(run)(rows, later))
     kept = jax.tree.map(lambda leaf: leaf[is_counted], (arms, rewards, contexts))
     expected_means, expected_sds, log_evidence = numpy_filter(*kept)
-    assert is_trusted.all() and state.posterior.num_rows == is_counted.sum()
+    assert is_trusted.all() and state.law.num_rows == is_counted.sum()
     # A thousand terms of a few nats each, in float64.
     assert engine.capabilities.log_evidence(state) == (pytest.approx(log_evidence, abs=1e-6), 0.0)
     np.testing.assert_allclose(means[is_counted], expected_means, atol=1e-9)
@@ -171,7 +171,7 @@ def test_a_row_after_a_step_that_bends_is_refused_in_the_words_of_a_step():
     assert "prior" not in str(refusal.value)
     with jax.enable_x64(True):
         state, info = learnt(engine, rows_of([0, 0], [1.0, 1.0], {"time": np.array([0.0, 10.0])}))
-        assert info.is_certified.all() and not info.is_trusted and state.posterior.num_rows == 0
+        assert info.is_certified.all() and not info.is_trusted and state.law.num_rows == 0
     (failure,) = info.failed_checks()
     assert failure.startswith(ROW_CHECK)
 
@@ -228,8 +228,8 @@ def test_an_unknown_drift_agrees_with_quadrature_beyond_the_window(num_steps=160
     def step(state, row):
         number, arm, reward = row
         state, info = engine.update(jr.key(number), state, Interaction(arm[None], reward[None]))
-        weights = jax.nn.softmax(state.log_weights, axis=1) / 2
-        positions, laws, _ = state.particles
+        weights = jax.nn.softmax(state.particles.log_weights, axis=1) / 2
+        positions, laws, _ = state.particles.positions
         both = jnp.concatenate([positions, laws.mean[..., 0]], axis=-1)
         within = jnp.concatenate([jnp.zeros_like(positions), 1.0 / laws.precision[..., 0, 0]], axis=-1)
         mean = jnp.einsum("fh,fhd->d", weights, both)
@@ -292,13 +292,13 @@ def filter_of_counts():
         def step(state, row):
             number, reward = row
             state, info = engine.update(jr.fold_in(key, number), state, Interaction(jnp.zeros(1, int), reward[None]))
-            weights = jax.nn.softmax(state.log_weights, axis=1) / 2
-            mean = jnp.sum(weights * state.particles["level"])
-            sd = jnp.sqrt(jnp.sum(weights * (state.particles["level"] - mean) ** 2))
+            weights = jax.nn.softmax(state.particles.log_weights, axis=1) / 2
+            mean = jnp.sum(weights * state.particles.positions["level"])
+            sd = jnp.sqrt(jnp.sum(weights * (state.particles.positions["level"] - mean) ** 2))
             return state, (mean, sd, info)
 
         state, found = jax.lax.scan(step, engine.init(key), (jnp.arange(rewards.size), rewards))
-        return (*found, state.log_evidence, state.log_evidence_error)
+        return (*found, *state.evidence())
 
     return run
 
@@ -378,12 +378,12 @@ def test_what_an_update_reports_is_that_of_the_state_it_returns():
         return found, info, (info.num_refreshes, info.log_evidence, info.log_evidence_error)
 
     state, info, reported = after(start, [0.5, 2.0, 0.1], True, True, False)
-    assert info.may_recover and info.num_refreshes == state.num_refreshes > 0 and info.log_evidence != 0.0
+    assert info.may_recover and info.num_refreshes == state.particles.num_refreshes > 0 and info.log_evidence != 0.0
     # Rows that are all masked change nothing, and fail nothing.
     for before in (start, state):
         same, info, found = after(before, [0.5, 2.0, 0.1], False, False, False)
         assert is_same(same, before)
-        assert found == (before.num_refreshes, before.log_evidence, before.log_evidence_error)
+        assert found == (before.particles.num_refreshes, *before.evidence())
         assert info.is_trusted and info.failed_checks() == [] and NUM <= info.ess < 2 * NUM + 0.01
     # A batch with a row that is not certified is not learnt: the report has no evidence of it.
     same, info, found = after(state, [0.5, 3.5, 0.1], True, True, True)
@@ -414,8 +414,8 @@ def test_rewards_of_any_size_keep_their_digits(factory, offset):
         def step(state, row, engine=engine, own=own):
             number, reward = row
             state, info = engine.update(jr.key(number), state, Interaction(jnp.zeros(1, int), reward[None]))
-            law = state.posterior if is_exact else state.particles.laws
-            return state, (law.mean - own, state.log_evidence, info.is_trusted, info.may_recover)
+            law = state.law if is_exact else state.particles.positions.laws
+            return state, (law.mean - own, state.evidence()[0], info.is_trusted, info.may_recover)
 
         with jax.enable_x64(True):
             rows = jnp.arange(REWARDS.size), jnp.asarray(REWARDS + own)

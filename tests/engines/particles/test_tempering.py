@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ppl_bandit.engines.particles import tempering
-from ppl_bandit.engines.particles.tempering import PathParticles, follow_path, max_autocorrelation
+from ppl_bandit.engines.particles.tempering import PathEvidence, follow_path, max_autocorrelation
+from ppl_bandit.engines.state import Particles
 
 
 def start_of(positions, log_targets):
     zero = jnp.zeros((), positions.dtype)
-    return PathParticles(
-        positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int)
-    )
+    evidence = PathEvidence(zero, zero, jnp.zeros((), int))
+    return Particles(positions, jnp.zeros_like(log_targets), zero, zero, evidence=evidence, log_targets=log_targets)
 
 
 def followed(key, targets, positions, *budget):
@@ -39,7 +39,7 @@ def test_under_vmap_only_the_sets_that_need_it_are_moved_as_each_would_be_alone(
     keys = jr.split(jr.key(1), 40)
     together = jax.jit(jax.vmap(move))(keys, positions, centres, is_needed)
     alone = jax.jit(lambda *rows: jax.lax.map(lambda row: move(*row), rows))(keys, positions, centres, is_needed)
-    np.testing.assert_array_equal(together.num_stages > 0, is_needed)
+    np.testing.assert_array_equal(together.evidence.num_stages > 0, is_needed)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), together, alone)
 
 
@@ -58,8 +58,8 @@ def test_particles_reach_a_distant_target_and_estimate_the_ratio_of_integrals():
     moved = followed(jr.key(1), targets, positions)
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
-    assert int(moved.num_stages) > 1 and float(moved.autocorrelation) <= max_autocorrelation(2000)
-    assert abs(float(moved.log_ratio) - np.log(0.01)) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
+    assert int(moved.evidence.num_stages) > 1 and float(moved.evidence.autocorrelation) <= max_autocorrelation(2000)
+    assert abs(float(moved.log_evidence) - np.log(0.01)) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
 
 
 def sum_of_twenty(_, x, part):
@@ -78,19 +78,19 @@ def test_particles_in_many_dimensions_reach_a_correlated_target():
     moved = followed(jr.key(3), sum_of_twenty, x)
     drawn, scale = np.asarray(moved.positions, float), np.sqrt(20 / 21)
     total = drawn.sum(axis=1)
-    assert float(moved.autocorrelation) <= max_autocorrelation(1000)
+    assert float(moved.evidence.autocorrelation) <= max_autocorrelation(1000)
     assert np.max(np.abs(drawn.mean(axis=0) - 12 / 21)) < 4 * 0.038 * scale
     assert np.max(np.abs(drawn.std(axis=0) / scale - 1)) < 4 * 0.027
     assert abs(total.mean() - 240 / 21) < 4 * 0.038 * scale and abs(total.std() / scale - 1) < 4 * 0.027
     known = -0.5 * np.log(21.0) - 0.5 * 144 / 21
-    assert abs(float(moved.log_ratio) - known) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
+    assert abs(float(moved.log_evidence) - known) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
 
 
 def test_moves_that_end_at_their_budget_are_not_taken_for_mixed():
     """After ten evaluations, a stage has the fewest moves: eight of four coordinates, of which few forget twenty."""
     x = jr.normal(jr.key(2), (1000, 20))
     moved = followed(jr.key(3), sum_of_twenty, x, 10)
-    assert float(moved.autocorrelation) > 2 * max_autocorrelation(1000)
+    assert float(moved.evidence.autocorrelation) > 2 * max_autocorrelation(1000)
     np.testing.assert_allclose(moved.log_targets, sum_of_twenty((), moved.positions, 1.0), rtol=1e-4, atol=1e-3)
 
 
@@ -103,7 +103,7 @@ def test_particles_that_cannot_move_have_a_large_autocorrelation():
         return jnp.where(distance < 1e-12, 0.0, -jnp.inf) + part * jnp.where(x[:, 0] > 0, 0.0, -2.0)
 
     moved = follow_path(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
-    assert float(moved.autocorrelation) > max_autocorrelation(100)
+    assert float(moved.evidence.autocorrelation) > max_autocorrelation(100)
     assert np.all(np.isin(moved.positions, positions))
 
 
@@ -116,7 +116,7 @@ def test_proposals_without_a_density_are_counted_apart_from_impossible_ones(valu
         return jnp.where(x[:, 0] > 0, value, -0.5 * x[:, 0] ** 2)
 
     moved = followed(jr.key(1), targets, positions)
-    share = float(moved.share_undefined)
+    share = float(moved.evidence.share_undefined)
     assert share == 0.0 if value == -jnp.inf else 0.1 < share < 0.6
     assert bool(jnp.all(moved.positions <= 0))
 
@@ -131,6 +131,6 @@ def test_after_the_last_stage_of_a_long_path_particles_are_weighted_to_its_end(m
         return -0.5 * (1.0 - part) * x[:, 0] ** 2 - 0.5 * part * ((x[:, 0] - 8.0) / 0.1) ** 2
 
     moved = followed(jr.key(1), targets, positions)
-    assert int(moved.num_stages) == 3
+    assert int(moved.evidence.num_stages) == 3
     np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
     assert float(jnp.std(moved.log_weights)) > 10.0

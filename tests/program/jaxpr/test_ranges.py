@@ -61,6 +61,11 @@ def test_ranges_of_analytic_functions_hold_at_random_points(name):
     assert np.all(values >= np.min(ends)) and np.all(values <= np.max(ends))
 
 
+@jax.jit
+def softplus(x):
+    return jnp.maximum(x, 0.0)
+
+
 KINKS = {
     "a comparison": (lambda o: jnp.where(o < 3.0, o, o**2), POSITIVE, "comparison"),
     "a branch": (lambda o: jax.lax.cond(o[0] > 0, jnp.sin, jnp.cos, o), REAL, "comparison"),
@@ -68,6 +73,7 @@ KINKS = {
     "the root of a square": (lambda o: jnp.sqrt(o**2), REAL, "square root"),
     "the logarithm of a square": (lambda o: jnp.log((o - 1.0) ** 2), POSITIVE, "logarithm"),
     "a maximum": (lambda o: jnp.maximum(o, 0.5), POSITIVE, "maximum"),
+    "a function of the user's that has a name of JAX's": (lambda o: softplus(o - 3.0), POSITIVE, "maximum"),
     "a pole": (lambda o: 1.0 / (o - 3.0), POSITIVE, "division"),
     "a negative power": (lambda o: o**-2, REAL, "negative power"),
     "rounding": (lambda o: jnp.floor(o), POSITIVE, "rounding"),

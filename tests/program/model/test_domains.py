@@ -151,6 +151,13 @@ def test_a_truncated_laplace_law_has_a_mean_and_a_density_also_far_in_its_tail(e
         np.testing.assert_allclose(law.log_prob(1.5 * grid[::5000]), np.log(density[::5000] / mass / 1.5), atol=1e-6)
 
 
+@pytest.mark.parametrize("base", [dist.Normal, dist.Laplace])
+@pytest.mark.parametrize("ends", [(1.0, 2.0), (-1.0, 2.0), (-5.0, -4.0)])
+def test_the_mean_of_a_truncated_law_moves_with_its_ends(base, ends):
+    slopes = jax.grad(lambda low, high: stable(dist.TruncatedDistribution(base(), low, high)).mean, (0, 1))(*ends)
+    assert all(0.0 < slope < 1.0 for slope in slopes)
+
+
 def test_wrapped_laws_are_stable_too_and_others_are_as_they_were():
     law = dist.TruncatedNormal(jnp.zeros((2, 3)), 1.0, low=70.0).to_event(1).mask(True)
     assert np.all(np.isfinite(stable(law).log_prob(jnp.full((2, 3), 71.0))))
