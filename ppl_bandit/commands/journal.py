@@ -217,7 +217,7 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
             tuple(identity["outcomes"]),
             identity["num_samples"],
             bool(header.context_columns),
-            identity["engine"]["name"] in ("kalman", "collapsed_kalman", "particle_filter"),
+            header.is_moving,
             arguments.missing,
             overdue_after,
             is_ordered=window is not None or overdue_after is not None,

@@ -224,7 +224,7 @@ def confidence_sequence(
     times = np.unique(np.round(np.geomspace(1, num_rows, min(num_rows, _MOST_TIMES))).astype(int))
     components = [own.component for own in scored]
     alpha = (1.0 - level) / len(components)
-    if bounds is not None and not log.is_contextual and all(component.arm is not None for component in components):
+    if bounds is not None and not log.is_varying and all(component.arm is not None for component in components):
         kind, parts = BETA_BINOMIAL, [_arm_bounds(log, component.arm, times, alpha, bounds) for component in components]
     elif bounds is not None:
         kind = EMPIRICAL_BERNSTEIN

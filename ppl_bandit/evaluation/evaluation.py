@@ -17,7 +17,7 @@ from ppl_bandit.evaluation.confidence_sequences import (
     confidence_sequence,
 )
 from ppl_bandit.evaluation.estimators import Estimate
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, follows_contexts
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, has_varying_means
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
 from ppl_bandit.inputs.numbers import as_plain_numbers
 
@@ -162,7 +162,7 @@ def evaluate_decisions(
     components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
     _check_propensities(log)
     _check_unit(log.reward)
-    log = log._replace(is_contextual=follows_contexts(log))
+    log = log._replace(is_varying=has_varying_means(log))
     is_known = np.ones(log.arm.size, bool)
     if means is None:
         means = estimators.running_means(log.arm, log.reward, len(log.names))
@@ -309,16 +309,17 @@ def _scored(
     probs, arm, reward = component.probs[is_used], log.arm[is_used], log.reward[is_used]
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
     allocation = None
-    if every is not None and is_used.any():
+    # Weights that follow the propensities would tilt an average over decisions whose means differ.
+    if every is not None and is_used.any() and not (log.is_varying and log.contexts is None):
         variances = estimators.policy_variances(probs, every[is_used])
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
-        allocation = estimators.stabilising_weights(variances) if log.is_contextual else variances**-0.5
+        allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
     counted = weights if allocation is None else weights * allocation
     events = estimators.effective_events(counted, reward, level)
     with np.errstate(invalid="ignore", divide="ignore"):
         sizes = np.cumsum(weights) ** 2 / np.cumsum(weights**2)
     is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (events >= estimators.needed_events(level))
-    if log.is_contextual and not has_overlap.all():  # the rows that are used have other contexts
+    if log.contexts is not None and not has_overlap.all():  # the rows that are used have other contexts
         is_enough[:] = False
     return ScoredRows(component, has_overlap, is_used, weights, scores, allocation, events, is_enough)
 
@@ -383,7 +384,7 @@ def _refusals(log: LoggedDecisions, parts: list[ScoredRows]) -> list[tuple[str, 
     reasons = [(doubt, _TRUE_PROPENSITIES) for doubt in log.doubts]
     for part in parts:
         label, weights = part.component.label, part.weights
-        if log.is_contextual and not part.has_overlap.all():
+        if log.contexts is not None and not part.has_overlap.all():
             share = f"{1 - part.has_overlap.mean():.1%} of the contexts"
             reasons.append((f"{label} plays arms that the log could not play in {share}", _FLOOR))
         if not part.is_used.any() or not weights.any():

@@ -19,9 +19,7 @@ _CHANCE_OF_BLOCK = 1e-9  # that a log has any two equal blocks as long, with the
 _MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
 _FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
 _LARGEST_DEVIATION = 4.0  # standard errors
-_FEWEST_ERRORS = (
-    3.0  # standard errors of 0 by which rewards depend on propensities, before contexts are taken to have decided
-)
+_FEWEST_ERRORS = 3.0  # standard errors by which rewards depend on propensities if means vary; more for many arms
 _FEWEST_EXPECTED = 10.0  # plays of the rarer arm, for the normal law of a deviation
 _RARER_PROBS = np.array([0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.5])  # groups of rows whose deviations are added up
 _TOLERANCE = 1e-6
@@ -258,7 +256,8 @@ class LoggedDecisions(NamedTuple):
         num_late: rewards that came after their decisions had expired; they count as corrections.
         num_shown: those without a propensity that are of an arm which another system showed in place of the decision's.
         num_erased: decisions that are left out because their contexts were erased.
-        is_contextual: whether contexts decided, also ones that are not known here; None if that is not known.
+        is_varying: whether an arm's mean reward differs between decisions, by contexts, also ones that are not known here, or
+            with time; None if that is not known.
     """
 
     names: tuple[Any, ...]
@@ -276,24 +275,26 @@ class LoggedDecisions(NamedTuple):
     num_late: int = 0
     num_shown: int = 0
     num_erased: int = 0
-    is_contextual: bool | None = None
+    is_varying: bool | None = None
 
 
-def follows_contexts(log: LoggedDecisions) -> bool:
-    """Return whether contexts decided: as far as it is known, else whether rewards of an arm depend on its probability.
+def has_varying_means(log: LoggedDecisions) -> bool:
+    """Return whether an arm's mean differs between decisions: as far as it is known, else whether it goes with its propensity.
 
-    They do where both depend on a context. If no context decides, they do not, also under adaptive collection. A false alarm
-    costs width alone.
+    It does where both depend on a context or on time; where the mean is constant it does not, also under adaptive collection.
+    A false alarm costs width alone.
     """
-    if log.contexts is not None or log.is_contextual is not None:
-        return log.contexts is not None or bool(log.is_contextual)
-    for arm in np.unique(log.arm):
-        own = log.arm == arm
-        inverse, reward = 1.0 / log.propensity[own], log.reward[own]
-        products = (reward - reward.mean()) * (inverse - inverse.mean())
-        if abs(products.sum()) > _FEWEST_ERRORS * math.sqrt(float(np.sum(products**2))):
-            return True
-    return False
+    if log.contexts is not None or log.is_varying is not None:
+        return log.contexts is not None or bool(log.is_varying)
+    num = np.bincount(log.arm)
+
+    def from_mean(values: np.ndarray) -> np.ndarray:
+        mean = (np.bincount(log.arm, values) / np.maximum(num, 1))[log.arm]
+        return np.where(np.isclose(values, mean, rtol=1e-9, atol=0.0), 0.0, values - mean)
+
+    products = from_mean(log.reward) * from_mean(1.0 / log.propensity)
+    squares = (_FEWEST_ERRORS**2 + 2.0 * math.log(max(num.size, 1))) * np.bincount(log.arm, products**2)
+    return bool((np.bincount(log.arm, products) ** 2 > squares).any())
 
 
 def decisions_from_frame(

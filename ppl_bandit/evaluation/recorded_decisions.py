@@ -24,7 +24,7 @@ def decisions_from_experiment(experiment: Experiment) -> LoggedDecisions:
     """
     experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    recorded = experiment.store, experiment.name, task.model.context is not None
+    recorded = experiment.store, experiment.name, task.model.context is not None or bool(task.model.moving_sites)
     return _from_store(*recorded, task.arms.names, task.model.outcomes, task.model, task.late)
 
 
@@ -36,7 +36,7 @@ def decisions_from_journal(journal: Journal, name: str, model: RewardModel | Non
     """
     header = read_header(journal.store, name)
     journal.store.check(name)
-    recorded = journal.store, name, bool(header.context_columns)
+    recorded = journal.store, name, bool(header.context_columns) or header.is_moving
     outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
     return _from_store(*recorded, header.names, outcomes, model, late)
 
@@ -44,7 +44,7 @@ def decisions_from_journal(journal: Journal, name: str, model: RewardModel | Non
 def _from_store(
     store: SqlStore,
     name: str,
-    is_contextual: bool,
+    is_varying: bool,
     names: Sequence[Any],
     outcomes: Sequence[str],
     model: RewardModel | None,
@@ -59,7 +59,7 @@ def _from_store(
     has propensity 0 before.
 
     Args:
-        is_contextual: whether decisions had a context.
+        is_varying: whether decisions had a context, or latents move.
         names: the arms now.
         model: whose context the recorded one is; None reads no contexts.
         late: entries of the context that came with the reward: targets and expectations see what the decision had.
@@ -116,7 +116,7 @@ def _from_store(
         num_shown=num_shown,
         num_erased=num_erased,
         num_late=num_late,
-        is_contextual=is_contextual or (None if others else False),  # another system may have used contexts of its own
+        is_varying=is_varying or (None if others else False),  # another system may have used contexts of its own
     )
 
 

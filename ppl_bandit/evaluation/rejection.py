@@ -26,7 +26,7 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import Estimate, weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
-from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, follows_contexts
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, has_varying_means
 from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, follow_posterior, rows_of_log, without_text
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -159,8 +159,8 @@ def accepted_rows(
         raise ValueError(
             "rejection sampling needs the propensities of all arms in every row, not of the played arm alone"
         )
-    is_used, is_contextual = (log.propensities > 0).all(axis=1), follows_contexts(log)
-    if not is_used.any() or (is_contextual and not is_used.all()):
+    is_used, is_varying = (log.propensities > 0).all(axis=1), has_varying_means(log)
+    if not is_used.any() or (is_varying and not is_used.all()):
         raise ValueError(
             f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
             "have one that is 0 or not known: record with selectors.with_floor"
@@ -169,7 +169,7 @@ def accepted_rows(
     log = log._replace(**{name: jax.tree.map(lambda own: own[is_used], getattr(log, name)) for name in rows_of})
     assert log.propensities is not None
     num_rows = log.arm.size
-    bound = float((1.0 / log.propensities).max()) if is_contextual else None
+    bound = float((1.0 / log.propensities).max()) if is_varying else None
     with jax.enable_x64(True):
         key_init, key_rows = jr.split(jr.key(seed))
         state = initial_state(key_init, engine, num_rows)

@@ -38,6 +38,11 @@ class ExperimentHeader(NamedTuple):
     context_columns: list[str]
     source: tuple[str, str] | None = None
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether latents of the program move."""
+        return self.identity["engine"]["name"] in ("kalman", "collapsed_kalman", "particle_filter")
+
 
 def read_header(store: SqlStore, name: str) -> ExperimentHeader:
     """Return the header of an experiment.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.engines.proof.linear_step import Clock
 from ppl_bandit.journal.events import CORRECTED, ERASED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.learning import Learner, start
@@ -115,13 +116,13 @@ def learn_events(projection: Projection, events: Sequence[Event], is_learning: b
 def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) -> Projection:
     """Return the projection without the rows of an erased unit.
 
-    The posterior keeps what it has learnt from them, unless its engine stores rows, or was chosen for one of them: then it
-    learns the others again.
+    The posterior keeps what it has learnt from them, unless its engine stores rows, was chosen for one of them, or is at the
+    time of one: then it learns the others again.
     """
     if not rows:
         return projection
     after = projection._replace(history=projection.history.edited(dict.fromkeys(rows)))
-    if is_learning and (_stores_rows(projection.learner) or has_example(projection, rows)):
+    if is_learning and (_stores_rows(projection.learner) or has_example(projection, rows) or _has_other_time(after)):
         after = after._replace(learner=refit(after, after.history)[0])
     return after
 
@@ -130,6 +131,15 @@ def _stores_rows(learner: Learner) -> bool:
     """Return whether a state holds rows: all of them, or a window of the latest."""
     parts = jax.tree.leaves(learner.state, is_leaf=lambda part: isinstance(part, Interaction))
     return learner.engine.capabilities.reserve is not None or any(isinstance(part, Interaction) for part in parts)
+
+
+def _has_other_time(projection: Projection) -> bool:
+    """Return whether the clock of a posterior stands at `context["time"]` of a row that left the history."""
+    parts = jax.tree.leaves(projection.learner.state, is_leaf=lambda part: isinstance(part, Clock))
+    times = [part.time for part in parts if isinstance(part, Clock)]
+    if not (projection.task.model.has_clock and times):
+        return False
+    return not len(projection.history) or not np.isin(times, projection.history.rows()[2]["time"]).all()
 
 
 def has_example(projection: Projection, positions: Sequence[int]) -> bool:

@@ -71,7 +71,7 @@ class ServedExperiment:
         try:
             self.bandit.warm_up(batches=True)
             self.check_journal()
-            self.count()
+            self.count(checks_alarms=False)
         except Exception as error:
             self.state = "failed"
             logger.error("%s cannot be served: %s: %s", self.name, type(error).__name__, error)
@@ -119,17 +119,17 @@ class ServedExperiment:
         if health.is_writable:
             self._written = time.monotonic()
 
-    def count(self) -> None:
-        """Count again what takes a reading of the journal, if that is due."""
+    def count(self, checks_alarms: bool = True) -> None:
+        """Count again what takes a reading of the journal, if that is due; alarms read all of it the first time."""
         if not self._journal_failure and time.monotonic() >= self._next_count:
             begun = time.monotonic()
             experiment, window = self.bandit._experiment, self.bandit._windows.reward
-            alarms = len(self.bandit.alarms())  # it catches up with other processes
+            alarms = len(self.bandit.alarms()) if checks_alarms else 0  # it catches up with other processes
             overdue = 0 if window is None else experiment.store.num_pending(experiment.name, time.time() - window)
             self._counts = {"pending": self.num_pending(), "overdue": overdue, "alarms": alarms}
             self._find_newest_reward()
             now = time.monotonic()
-            self._next_count = now + _PAUSE_PER_COUNT * (now - begun)
+            self._next_count = now + _PAUSE_PER_COUNT * (now - begun) if checks_alarms else now
 
     def num_pending(self) -> int:
         """Return the number of decisions without a reward, after the events of other processes were read."""

@@ -69,7 +69,7 @@ class ServedDecider(ServedExperiment):
         """Take none: looks are the learner's, which has the rewards."""
         return False
 
-    def count(self) -> None:
+    def count(self, checks_alarms: bool = True) -> None:
         """Count nothing: what is pending, and the alarms of the experiment, are the learner's."""
 
     def gauges(self) -> dict[str, float]:

@@ -150,6 +150,10 @@ def test_a_saved_program_takes_the_amounts_that_it_was_made_for(tmp_path):
         assert again.rewards.tolist() == [0, 0, 1, 1]
     with table_program(sold._replace(reward=np.array([0, 1.0, 1, 0])), str(tmp_path / "mine.py"), None) as (_, again):
         assert again.rewards.tolist() == [0, 1, 1, 0]
+    source = (tmp_path / "mine.py").read_text().replace("  # of a success on each arm", "  # my own numbers")
+    (tmp_path / "own.py").write_text(source)
+    with table_program(sold, str(tmp_path / "own.py"), None) as (_, again):
+        assert again.rewards.tolist() == [0, 0, 9, 12]
 
 
 @pytest.mark.filterwarnings("error")

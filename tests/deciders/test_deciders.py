@@ -559,6 +559,29 @@ def test_a_decider_that_hears_no_notification_looks_for_snapshots(server, monkey
             wait_for(follows(decider, bandit))
 
 
+def test_a_decision_that_is_made_while_a_snapshot_is_loaded_keeps_its_number(server, monkeypatch):
+    name, others = "numbers", []
+    with bernoulli_bandit(journal=server.url, name=name) as bandit, open_decider(server.url, name) as decider:
+        own = decider._experiment
+        restore = own.restore
+
+        def restore_late(*state):
+            others.append(threading.Thread(target=decider.select))
+            others[-1].start()
+            others[-1].join(0.3)  # it waits for its number
+            restore(*state)
+
+        monkeypatch.setattr(own, "restore", restore_late)
+        bandit.update(decider.select(), 1)
+        with Sealer(bandit, publish_every=0.02):
+            wait_for(follows(decider, bandit))
+            decider.select()
+        others[0].join()
+        bandit._catch_up()
+        numbers = [event.number for event in bandit._journal.events(name) if event.kind == DECIDED and event.stream]
+        assert len(numbers) == len(set(numbers)) == 2 + len(others)
+
+
 def test_exactly_one_sealer_works_and_another_takes_over(server):
     name = "takeover"
     with bernoulli_bandit(journal=server.url, name=name) as bandit:

@@ -237,7 +237,7 @@ def test_a_log_whose_decisions_followed_a_context_is_evaluated_so_without_the_co
     shuffled = log | {"reward": rng.permutation(reward)}  # rewards that have nothing to do with the context
     assert "beta-binomial" in evaluate(pandas.DataFrame(shuffled), "a").sequence_kind
     known = LoggedDecisions(("a", "b"), (~is_first).astype(int), rng.permutation(reward), log["propensity"])
-    kinds = [evaluate_decisions(known._replace(is_contextual=own), "a").sequence_kind for own in (False, True)]
+    kinds = [evaluate_decisions(known._replace(is_varying=own), "a").sequence_kind for own in (False, True)]
     assert "beta-binomial" in kinds[0] and "empirical Bernstein" in kinds[1]
 
 

@@ -15,7 +15,7 @@ from shared_models import FLOORED, bernoulli_bandit, prior_engine
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
+from ppl_bandit.journal.events import DECIDED, FORGOTTEN, REWARDED, new_event
 from ppl_bandit.live.alarm_processes import (
     concentration_process,
     drift_process,
@@ -244,6 +244,17 @@ def test_overdue_rewards_are_missing_unless_they_have_a_default(default, monkeyp
             bandit.update(decision, 1)
         assert bandit.alarms().alarm.tolist() == ([] if default == 0 or not start else ["missing_rewards"])
     assert bandit.alarms(overdue_after=1e6).empty == (default == 0)
+
+
+def test_a_reward_that_is_erased_while_it_waits_for_earlier_ones_is_not_judged():
+    watch = AlarmWatch(AlarmSettings(("reward",), 1000, False, False, is_ordered=True))
+    probs = {"propensities": [0.5, 0.5], "best_arm_probs": [0.5, 0.5]}
+    made = [new_event(DECIDED, probs, decision=id, arm=0) for id in "ab"]
+    late, early = (new_event(REWARDED, {"reward": {"reward": 1.0}}, decision=id, arm=0, settles=True) for id in "ab")
+    events = [*made, early, new_event(FORGOTTEN, {"rows": [3]}), late]
+    events = [event._replace(position=number) for number, event in enumerate(events, 1)]
+    watch.read(SimpleNamespace(read=lambda *_, **settings: events[watch._position :]), "default", 0.0)
+    assert watch._num_settled == 1 and not watch._open
 
 
 def test_added_arms_begin_with_the_capital_of_the_others():

@@ -45,7 +45,7 @@ def frozen(bandit):
     kept = {
         "state": experiment.projection.learner.state,
         "engine": bandit.explanation.engine,
-        "history": experiment.history.rows(),
+        "history": experiment.history.rows()[:3],
         "num_decisions": experiment.num_decisions,
         "open": sorted(event.decision for event in experiment.store.pending(experiment.name)),
     }

@@ -11,10 +11,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import FLOORED, THOMPSON, bernoulli_bandit, bernoulli_program
+from shared_models import FLOORED, THOMPSON, Trust, bernoulli_bandit, bernoulli_program, prior_engine
 
 from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.engines.proof.linear_step import elapsed_until, first_clock
 from ppl_bandit.journal.projection import has_example
 from ppl_bandit.journal.repeats import Ask, find_known
 from ppl_bandit.journal.stores.appending import unit_key
@@ -530,6 +531,37 @@ def test_the_window_of_a_filter_keeps_no_row_of_an_erased_unit(tmp_path):
         bandit._experiment.store.scrub()
         assert secret.tobytes() in path.read_bytes()
         assert bandit.erase("unit 0") == 1
+    assert secret.tobytes() not in path.read_bytes()
+
+
+def test_the_clock_of_a_posterior_does_not_stay_at_the_time_of_an_erased_unit(tmp_path):
+    def cooling(arm, context, *, previous=None, elapsed=1.0):
+        before = jnp.zeros(2) if previous is None else previous["level"]
+        level = numpyro.sample("level", dist.Normal(before, jnp.sqrt(elapsed)).to_event(1))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    path, secret = tmp_path / "j.db", np.float64(3.8080808080808)
+    model = RewardModel(cooling, 2, {"time": 0.0})
+    prior = prior_engine(model)
+    engine = prior._replace(  # whose state is a clock, as a part of that of every filter
+        init=lambda key: first_clock(),
+        update=lambda key, clock, rows: (
+            elapsed_until(model, clock, {"time": rows.context["time"][-1]})[1],
+            Trust(jnp.array(True)),
+        ),
+        sample=lambda key, clock, num_samples: model.sample_prior(key, num_samples),
+    )
+    bandit, other = (Bandit(model, engine=lambda _: engine, num_samples=50, journal=path) for _ in range(2))
+    with bandit, other:
+        for number, time in enumerate((1.0, 2.0, secret)):
+            bandit.update(bandit.select({"time": time}, unit=f"unit {number}"), 1.0)
+        other._catch_up()
+        assert bandit.erase("unit 1") == 1  # of an earlier time: nothing is learnt again
+        bandit._checkpoint(0)
+        bandit._experiment.store.scrub()
+        assert secret.tobytes() in path.read_bytes()
+        assert bandit.erase("unit 2") == 1
+        assert other._catch_up().learner.state.time == bandit._learner.state.time == 1.0
     assert secret.tobytes() not in path.read_bytes()
 
 

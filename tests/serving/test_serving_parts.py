@@ -365,6 +365,16 @@ def test_the_service_takes_a_planned_look_as_soon_as_it_is_due():
     assert [look["ending"] for look in served.looks()] == ["continue", "undecided"]
 
 
+def test_an_experiment_is_ready_before_its_alarms_have_read_the_journal(monkeypatch):
+    served = ServedExperiment("a", bernoulli_bandit())
+    monkeypatch.setattr(served.bandit, "warm_up", lambda batches: None)
+    monkeypatch.setattr(served.bandit, "alarms", lambda: [served.state])
+    served.compile()
+    assert served.state == "ready" and served.gauges()["alarms"] == 0
+    served.count()
+    assert served.gauges()["alarms"] == 1
+
+
 def test_a_look_that_another_process_made_due_is_taken_by_the_next_request(tmp_path):
     design = Design([4, 8], stopping=[stopping.superiority(0.999999)])
     first, second = (
