@@ -25,9 +25,7 @@ A = 2
 def refusal_of(model):
     with jax.enable_x64(True):
         layout = find_scales(model, read_supports(model))
-        context = jax.tree.map(jnp.asarray, model.context_rows(1))
-        arm, rewards = jnp.zeros(1, int), model.zero_outcomes(1)
-        gaps = [not_conjugate(model, layout, arm, context, rewards, is_prior=is_prior) for is_prior in (True, False)]
+        gaps = [not_conjugate(model, layout, is_prior=is_prior) for is_prior in (True, False)]
     return next((gap.reason for gap in gaps if gap is not None), "")
 
 
