@@ -83,7 +83,7 @@ def test_a_batch_whose_posterior_lies_where_the_density_is_undefined_is_not_trus
         _, info = update(jr.key(0), engine.init(jr.key(0)), rows)
         found[mean] = info
     assert not bool(found[-0.8].is_trusted)
-    assert "the log density of a particle is not finite" in found[-0.8].failed_checks()
+    assert any(text.startswith("a log density is not finite") for text in found[-0.8].failed_checks())
     assert bool(found[3.0].is_trusted)
 
 

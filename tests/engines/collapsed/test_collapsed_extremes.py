@@ -78,11 +78,12 @@ def test_particles_with_a_large_autocorrelation_are_moved_again_with_the_next_ro
     while True:
         before = state
         state, info = learn(rewards, before)
-        if info.num_refreshes == before.num_refreshes:  # these rows alone call for no refresh
+        if info.num_refreshes == before.particles.num_refreshes:  # these rows alone call for no refresh
             break
     assert info.is_trusted
-    _, info = learn(rewards, before._replace(autocorrelation=jnp.asarray(0.9)))
-    assert info.num_refreshes == before.num_refreshes + 1 and info.is_trusted
+    evidence = before.particles.evidence._replace(autocorrelation=jnp.asarray(0.9))
+    _, info = learn(rewards, before._replace(particles=before.particles._replace(evidence=evidence)))
+    assert info.num_refreshes == before.particles.num_refreshes + 1 and info.is_trusted
     assert info.checks["path_autocorrelation"] < 0.3
 
 

@@ -756,6 +756,7 @@ REMEDIES = {
     "Poisson": lambda arm: dist.Poisson(2.5 * gammas()[arm]),
     "Exponential": lambda arm: dist.Exponential(gammas()[arm]),
     "Gamma": lambda arm: dist.Gamma(2.0, gammas()[arm]),
+    "Weibull": lambda arm: dist.Weibull(gammas()[arm] ** (-1 / 1.5), 1.5),
     "Normal": lambda arm: dist.Normal(*noise_of_two(arm)),
     "LogNormal": lambda arm: dist.LogNormal(*noise_of_two(arm)),
 }

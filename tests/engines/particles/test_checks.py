@@ -112,7 +112,7 @@ def test_a_bandit_whose_moves_end_at_their_budget_keeps_its_engine_and_every_dec
     assert "the autocorrelation of the particles with their starting positions is 0.8 and must be at most 0.5" in note
     assert "engines.laplace" in note and "divergent" not in note
     bandit.update(arm=0, reward=1)
-    assert bandit.select().notes == () and "NOT TRUSTED" not in bandit.explain()
+    assert bandit.select().notes == () and "NOT TRUSTED, use" not in bandit.explain()
 
 
 def test_there_are_few_checks_and_every_number_of_the_engines_has_a_comment():
