@@ -43,11 +43,9 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
     if is_table:
         return _evaluate_table(arguments, show)
-    for option in ("arm_column", "arms", "reward", "value", "propensity"):
-        if getattr(arguments, option) is not None:
-            raise ValueError(
-                f"--{option.replace('_', '-')} names a column of a table, but {arguments.log} is a journal"
-            )
+    for option in ("arm-column", "arms", "reward", "value", "propensity"):
+        if getattr(arguments, option.replace("-", "_")) is not None:
+            raise ValueError(f"--{option} names a column of a table, but {arguments.log} is a journal")
     with Journal(arguments.log, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
         header = read_header(journal.store, name)
@@ -213,24 +211,18 @@ def _write(
 def _show_evaluation(found: Evaluation, arguments: argparse.Namespace, show: ShowLine) -> dict[str, Any]:
     table, out = found.table(), arguments.out
     verdict = found.verdict
-    show(f"{verdict}\n\n{_digits(table)}\n")
-    for name, value in found.diagnostics.items():
-        show(f"{name.replace('_', ' ')}: {value:.4g}")
+    notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
+    show("\n".join([f"{verdict}\n\n{_digits(table)}\n", *notes]))
     if found.posterior is not None:
         show(f"the model's own {percent(found.level)} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
     show(f"confidence sequence: {found.sequence_kind}")
-    notes = [f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()]
     cells = [
         (str(name), *(f"{value:.4g}" if value == value else "-" for value in row))
         for name, row in zip(table.index, table.to_numpy(), strict=True)
     ]
-    parts = [
-        html_rows(("estimator", *table.columns), cells),
-        html_paragraphs([f"Confidence sequence: {found.sequence_kind}."]),
-    ]
-    _write(
-        arguments, safe_frame(table), "estimator", found.plot(), verdict, [*parts, preformatted("\n".join(notes))], show
-    )
+    about = html_paragraphs([f"Confidence sequence: {found.sequence_kind}."])
+    parts = [html_rows(("estimator", *table.columns), cells), about, preformatted("\n".join(notes))]
+    _write(arguments, safe_frame(table), "estimator", found.plot(), verdict, parts, show)
     found.sequence.to_csv(out / "sequence.csv")
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
     last = found.sequence.iloc[-1]

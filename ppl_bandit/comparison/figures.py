@@ -57,13 +57,8 @@ def draw_answer(result: Comparison) -> Any:
         size = {"markersize": 11 if is_reference else 5.5, "linestyle": "none"}
         left.hlines(y, found.low[shown], found.high[shown], color=style.colour, linewidth=2.6 if is_reference else 1.2)
         left.plot(found.mean[shown], y, style.marker, color=style.colour, label=label, **size)
-        right.barh(
-            y,
-            found.best_prob[shown],
-            height=0.8 / (len(lines) + 1),
-            color=style.colour,
-            alpha=0.9 if is_reference else 0.6,
-        )
+        bars = {"height": 0.8 / (len(lines) + 1), "color": style.colour, "alpha": 0.9 if is_reference else 0.6}
+        right.barh(y, found.best_prob[shown], **bars)
     for axis in (left, right):
         axis.set(yticks=range(num_arms), ylim=(num_arms - 0.5, -0.5))
         axis.set_yticklabels([str(result.arms[index]) for index in shown])
@@ -91,18 +86,10 @@ def draw_best_arms(result: Comparison) -> Any:
         estimate = result.engines[label].decisions.best_arm_probs
         mean = estimate.value.mean(axis=0)[shown]
         margin = 2.0 * np.sqrt(np.square(estimate.error).mean(axis=0))[shown]
-        axis.errorbar(
-            place + (number - (len(drawn_engines) - 1) / 2) * width,
-            mean,
-            (np.minimum(margin, mean), np.minimum(margin, 1.0 - mean)),  # a probability stays inside [0, 1]
-            fmt=style.marker,
-            color=style.colour,
-            markeredgecolor="black",
-            markersize=6,
-            capsize=3,
-            label=label,
-            zorder=3,
-        )
+        x = place + (number - (len(drawn_engines) - 1) / 2) * width
+        margins = np.minimum(margin, mean), np.minimum(margin, 1.0 - mean)  # a probability stays inside [0, 1]
+        marks = {"color": style.colour, "markeredgecolor": "black", "markersize": 6, "capsize": 3, "zorder": 3}
+        axis.errorbar(x, mean, margins, fmt=style.marker, label=label, **marks)
     for edge in place[:-1] + 0.5:
         axis.axvline(edge, color="0.85", linewidth=0.8, zorder=0)
     where = "" if result.contexts is None else ", averaged over contexts of the data"
@@ -139,16 +126,9 @@ def draw_costs(result: Comparison) -> Any:
         axis.plot([cold], [value], style.marker, color="white", markeredgecolor=style.colour, markersize=9)
     bottom = min(heights) / 1.5
     axis.axhspan(bottom, ceiling, facecolor="0.95", edgecolor="0.8", hatch="///", linewidth=0, zorder=0)
-    axis.text(
-        0.99,
-        0.02,
-        "hatched: distance between two samples of the reference",
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        transform=axis.transAxes,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-    )
+    note = "hatched: distance between two samples of the reference"
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    axis.text(0.99, 0.02, note, ha="right", va="bottom", fontsize=8.5, transform=axis.transAxes, bbox=box)
     axis.set(xscale="log", yscale="log", xlabel="seconds from rows to draws: filled once compiled, open the first time")
     axis.set_ylabel("largest Wasserstein-1 distance\nof a latent, in posterior sds")
     axis.set_ylim(bottom, max(heights) * 1.5)

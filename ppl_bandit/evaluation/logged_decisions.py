@@ -293,7 +293,7 @@ def has_varying_means(log: LoggedDecisions) -> bool:
         return np.where(np.isclose(values, mean, rtol=1e-9, atol=0.0), 0.0, values - mean)
 
     products = from_mean(log.reward) * from_mean(1.0 / log.propensity)
-    squares = (_FEWEST_ERRORS**2 + 2.0 * math.log(num.size)) * np.bincount(log.arm, products**2)
+    squares = (_FEWEST_ERRORS**2 + 2.0 * math.log(max(num.size, 1))) * np.bincount(log.arm, products**2)
     return bool((np.bincount(log.arm, products) ** 2 > squares).any())
 
 

@@ -99,7 +99,9 @@ def read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[st
         if lines:
             lines[0] = [original_cell(name) for name in lines[0]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataFileError(f"{path}: {error}; give a CSV file in UTF-8, with a header") from error
+        raise DataFileError(
+            f"{path}: {error}; give a CSV file in UTF-8 ('CSV UTF-8' in Excel), with a header"
+        ) from error
     header = lines[0] if lines else []
     table = [(number, line) for number, line in enumerate(lines[1:], 1) if any(line)]
     if not table:

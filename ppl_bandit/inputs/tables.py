@@ -197,17 +197,24 @@ def read_plays(
     def cells(name: str) -> list[str]:
         return [line[index[name]] for _, line in kept]
 
+    def check_filled(name: str, is_empty: list[bool]) -> None:
+        rows = [str(number) for (number, _), is_one in zip(kept, is_empty, strict=True) if is_one]
+        if rows:
+            where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, such as {', '.join(rows[:3])}"
+            remedy = ", or leave it out of --context" if name in columns else ""
+            raise DataFileError(
+                f"{path}: column {name!r} has an empty cell in {where}: fill in what is missing, or remove the rows{remedy}"
+            )
+
     def numbers(name: str) -> np.ndarray:
         is_percent = all(cell.endswith("%") for cell in cells(name))
         given = [cell.removesuffix("%").strip() if is_percent else cell for cell in cells(name)]
+        check_filled(name, [cell.lower() in _EMPTY for cell in given])
         found = [_number(cell, path, number, name) for (number, _), cell in zip(kept, given, strict=True)]
         return np.array(found) / (100.0 if is_percent else 1.0)
 
     played = [original_cell(cell) for cell in cells(arm)]
-    if "" in played:
-        raise DataFileError(
-            f"{path}: row {kept[played.index('')][0]} has no {arm}: fill in the cell, or remove the row"
-        )
+    check_filled(arm, [name == "" for name in played])
     names = _sorted(set(played)) if arms is None else list(arms)
     unknown = next((row for row, name in zip(kept, played, strict=True) if name not in names), None)
     if unknown is not None:
@@ -276,13 +283,10 @@ def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
     except ValueError:
         number = np.nan
     if not np.isfinite(number):
-        given = "the cell is empty" if cell.lower() in _EMPTY else f"{cell!r} is not a finite number"
-        remedy = "fill it in, or remove the row"
+        remedy = f"correct it (the words {', '.join(_TRUTH)} are read as 1 and 0), or remove the row"
         if re.search(r"\d", cell):
             remedy = "write the numbers of this column as 1200.5, without currency or marks of thousands, and % in all or none"
-        elif cell.lower() not in _EMPTY:
-            remedy = f"correct it (the words {', '.join(_TRUTH)} are read as 1 and 0), or remove the row"
-        raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; {remedy}")
+        raise DataFileError(f"{path}: row {row}, column {column!r}: {cell!r} is not a finite number; {remedy}")
     return number
 
 

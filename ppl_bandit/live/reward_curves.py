@@ -145,11 +145,8 @@ def plot_profiles(profiles: Sequence[RewardCurves], overview: Overview, title: s
     figure.suptitle(title, fontsize=11)
     rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""
     more = f"; {len(shown)} of {len(profiles)} entries" if len(shown) < len(profiles) else ""
-    figure.supxlabel(
-        f"posterior mean and central 95% interval, the other entries as in the contexts that were seen{rest}{more}",
-        fontsize=8,
-        alpha=0.65,
-    )
+    what = "posterior mean and central 95% interval, the other entries as in the contexts that were seen"
+    figure.supxlabel(f"{what}{rest}{more}", fontsize=8, alpha=0.65)
     return figure
 
 

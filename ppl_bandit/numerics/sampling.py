@@ -44,9 +44,6 @@ def log_gamma(
         concentration: shape parameters, positive; a draw of any other is nan.
         sample_shape: axes of independent draws, put in front of those of `concentration`.
         rate: of each variable, positive.
-
-    Returns:
-        Draws of shape `sample_shape + concentration.shape`.
     """
     concentration = as_float(concentration)
     return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
@@ -61,8 +58,7 @@ def beta(
     """Draw Beta(concentration1, concentration0) variables.
 
     Args:
-        concentration1: weight of one, positive; broadcasts against `concentration0`.
-        concentration0: weight of zero, positive.
+        concentration1, concentration0: weights of one and of zero, positive; they broadcast against each other.
         sample_shape: axes of independent draws, put in front of those of the parameters.
 
     Returns:
@@ -81,9 +77,6 @@ def dirichlet(key: Key, concentration: Float[Array, "... K"], sample_shape: Shap
     Args:
         concentration: weights of the categories, positive.
         sample_shape: axes of independent draws, put in front of those of `concentration`.
-
-    Returns:
-        Draws whose last axis sums to one.
     """
     concentration = as_float(concentration)
     modes = _mode(concentration)
@@ -100,9 +93,6 @@ def normal(
         mean: broadcasts against `scale`.
         scale: standard deviations; zero gives the mean.
         sample_shape: axes of independent draws, put in front of those of the parameters.
-
-    Returns:
-        Draws of shape `sample_shape` + the parameters' shape.
     """
     mean, scale = jnp.broadcast_arrays(as_float(mean), as_float(scale))
     dtype = jnp.result_type(mean, scale)

@@ -160,16 +160,8 @@ def draw_grid(grids: dict[str, GridRegret], data: str, title: str, num_runs: int
                 markersize=4 if grid.divergence.size <= _MAX_LARGE_MARKERS else 2.5, color=colour, elinewidth=0.6, alpha=0.8,
                 zorder=1, label=f"ours, {name} ({grid.divergence.size} problems)",
             )  # fmt: skip
-        axis.scatter(
-            divergence,
-            theirs[policy],
-            s=4,
-            facecolor="none",
-            edgecolor="black",
-            linewidth=0.4,
-            zorder=2,
-            label="the paper",
-        )
+        marks = {"facecolor": "none", "edgecolor": "black", "linewidth": 0.4}
+        axis.scatter(divergence, theirs[policy], s=4, zorder=2, label="the paper", **marks)
         axis.axhline(0.0, color="black", linewidth=0.7)
         axis.set(xscale="log", xlabel="Kullback-Leibler divergence", ylabel=f"regret relative to {policy}, less 1")
         axis.legend(fontsize=8)

@@ -79,15 +79,8 @@ def _draw_allocation(axis: Any, design: Design, found: TrialRecord, arms: Sequen
     for index, (colour, dash) in zip(shown, styles(), strict=False):
         arm = arms[index]
         low, middle, high = np.quantile(every[:, :, index], [0.1, 0.5, 0.9], axis=0)
-        axis.plot(
-            rows,
-            middle,
-            color=colour,
-            linestyle=dash,
-            marker="o",
-            markersize=2.5,
-            label=arm if isinstance(arm, str) else f"arm {arm}",
-        )
+        label = arm if isinstance(arm, str) else f"arm {arm}"
+        axis.plot(rows, middle, color=colour, linestyle=dash, marker="o", markersize=2.5, label=label)
         axis.fill_between(rows, low, high, color=colour, alpha=0.12, linewidth=0)
     top = 1.0 if shown.size == len(arms) else min(1.0, 1.5 * float(every[:, :, shown].max()))  # room for the legend
     axis.set(xlabel="decisions", ylabel="share of decisions (median, 80%)", ylim=(0.0, top))
@@ -107,9 +100,8 @@ def _draw_errors(axis: Any, found: TrialRecord) -> None:
     low, high = np.quantile(errors, [0.001, 0.999])
     bins = np.linspace(low, high, 41)
     for label, values, colour in groups:
-        axis.hist(
-            values, bins=bins, weights=np.full(values.size, 1.0 / errors.size), color=colour, alpha=0.6, label=label
-        )
+        weights = np.full(values.size, 1.0 / errors.size)
+        axis.hist(values, bins=bins, weights=weights, color=colour, alpha=0.6, label=label)
     axis.axvline(0.0, color=ink(), linewidth=0.8)
     axis.margins(y=0.4)  # room for the legend
     axis.set(xlabel="estimate of the selected arm less its truth", ylabel="share of trials")

@@ -77,7 +77,9 @@ def run_bandit(name):
 
 def measure(folder, what, name, cache):
     """Return CPU seconds and seconds of one process."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PPL_BANDIT_CACHE")}
+    # An installed package has bytecode; a first process that wrote none would compile this library's source each time.
+    unset = "XLA_FLAGS", "PPL_BANDIT_CACHE", "PYTHONDONTWRITEBYTECODE"
+    environment = {key: value for key, value in os.environ.items() if key not in unset}
     environment |= {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
     if what == "mcmc":
         environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}

@@ -74,7 +74,7 @@ def test_whole_numbers_that_may_be_codes_are_pointed_out(tmp_path):
 def test_a_column_of_predictions_is_not_taken_for_propensities(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("arm,reward,probability,propensity\na,1,0,\nb,0,,0.5\n")
-    with pytest.raises(DataFileError, match="row 1, column 'propensity': the cell is empty"):
+    with pytest.raises(DataFileError, match="column 'propensity' has an empty cell in row 1: fill in"):
         read_plays(path)
     assert read_plays(path, propensity="none").propensity is None
 
@@ -125,10 +125,14 @@ def test_a_table_says_whether_the_amounts_are_those_of_its_arms(tmp_path, value,
         (("converted", "sales"), {}, "with --reward COLUMN"),
         (("variant", "variant"), {"reward": "clicks"}, "has no column 'clicks'; its columns: variant, converted"),
         (("a,0", "a,maybe"), {}, "row 2, column 'converted': 'maybe' is not a finite number; correct it"),
-        (("a,0", ",0"), {}, "row 2 has no variant: fill in the cell"),
+        (("a,0", ",0"), {}, "column 'variant' has an empty cell in row 2: fill in what is missing"),
         (("a,0", "c,0"), {"arms": ["a", "b"]}, "row 2 has the arm 'c', which --arms does not name: a, b"),
-        (("41", ""), {"context": ["age"]}, "row 2, column 'age': the cell is empty"),
-        (("41", "N/A"), {"context": ["age"]}, "row 2, column 'age': the cell is empty; fill it in, or remove the row"),
+        (("41", ""), {"context": ["age"]}, "column 'age' has an empty cell in row 2: .*leave it out of --context"),
+        (
+            ("30,0.5\na,0,9,desktop,41", "N/A,0.5\na,0,9,desktop,"),
+            {"context": ["age"]},
+            "in 2 rows, such as 1, 2: fill",
+        ),
         (("41", "4%"), {"context": ["age"]}, "row 2, column 'age': '4%' is not a finite number; .*% in all or none"),
     ],
 )

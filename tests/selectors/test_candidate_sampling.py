@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.selectors.mode_probs import few_candidates, mode_probs
+from ppl_bandit.selectors.mode_probs import FEW_CANDIDATES, mode_probs
 from ppl_bandit.selectors.probability_matching import choose_num_candidates, draw_mode, log_false_alarm
 
 PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64", marks=pytest.mark.slow)]
@@ -148,7 +148,7 @@ def test_mode_probs_match_enumeration(is_lowest_first, is_double):
 @pytest.mark.parametrize("is_lowest_first", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_mode_probs_match_enumeration_up_to_where_candidates_are_counted_and_beyond(is_lowest_first, is_double):
     rng = np.random.default_rng(2)
-    cases = [(num_arms, few_candidates(num_arms) + more) for num_arms in (2, 3) for more in (0, 1)]
+    cases = [(num_arms, FEW_CANDIDATES + more) for num_arms in (2, 3) for more in (0, 1)]
     with jax.enable_x64(is_double):
         for num_arms, num in [*cases, (3, 12), (3, 24), (6, 5)]:
             for probs in (rng.dirichlet(np.full(num_arms, 2.0)), np.append(np.full(num_arms - 1, 0.01), 1.01)):

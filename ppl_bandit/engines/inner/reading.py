@@ -46,6 +46,7 @@ from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import log_prob
+from ppl_bandit.runtime.compile_ahead import traced_once
 from ppl_bandit.types import Interaction
 
 
@@ -283,6 +284,7 @@ def _log_likelihoods(
     (such as a count, and how many of the rest) only the sum has a conjugate form.
     """
 
+    @traced_once
     def evaluate(point: Coordinates) -> Float[Array, " terms"]:
         trace = model.trace(latents_at(layout, point), rows.arm, rows.context, model.outcome_values(rows.reward))
         by_outcome = {name: weights @ log_prob(trace[name], rows.mask) for name in model.outcomes}

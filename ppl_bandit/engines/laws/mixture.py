@@ -27,7 +27,7 @@ from ppl_bandit.engines.laws.marginals import marginals_of
 from ppl_bandit.engines.proof.certificate import middle_of
 from ppl_bandit.engines.proof.outer import given
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.compile_ahead import run_once, traced_once
 from ppl_bandit.types import Marginals
 
 _NUM_COMPONENTS = 64  # particles that represent all; a power of 2, because cells are halved
@@ -179,10 +179,15 @@ def has_infinite_mean(
         num_more: number, or numbers, of rewards by which every tail is taken to be lighter.
     """
     middle = middle_of(layout, posterior)
-    here = _rewards(model, layout, jax.tree.map(lambda leaf: leaf[None], middle), context)
+
+    @traced_once
+    def rewards(points: Coordinates) -> Float[Array, "E A"]:
+        return model.expected_rewards(jax.vmap(lambda point: latents_at(layout, point))(points), context)
+
+    here = rewards(jax.tree.map(lambda leaf: leaf[None], middle))
     found: Any = np.zeros((*np.shape(num_more), model.num_arms), bool)
     for move, rates in _tails(layout, posterior, middle):
-        near, far = (_rewards(model, layout, move(step), context) - here for step in (_NEAR, _FAR))
+        near, far = (rewards(move(step)) - here for step in (_NEAR, _FAR))
         gain = jnp.log(jnp.abs(far)) - jnp.log(jnp.abs(near))
         allowed = (rates + np.asarray(num_more)[..., None]) * (_FAR - _NEAR) * (1.0 - 1e-6)
         grows = (far != 0) & ~(gain < allowed[..., None])
@@ -220,7 +225,3 @@ def _tails(
 
             tails.append((move_real, 2.0 * shape[layout.owner_of_real[scaled]]))  # of a Student-t
     return tails
-
-
-def _rewards(model: RewardModel, layout: Layout, points: Coordinates, context: Any) -> Float[Array, "E A"]:
-    return model.expected_rewards(jax.vmap(lambda point: latents_at(layout, point))(points), context)

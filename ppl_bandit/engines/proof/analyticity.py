@@ -23,6 +23,7 @@ from ppl_bandit.program.jaxpr.entrywise import Entries
 from ppl_bandit.program.jaxpr.forms import Data, Form, Forms, Refused
 from ppl_bandit.program.jaxpr.interpreter import location_of
 from ppl_bandit.program.jaxpr.ranges import values_range
+from ppl_bandit.program.model.probing import DTYPE_OF_KIND
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
@@ -95,9 +96,6 @@ class Gap(NamedTuple):
 def not_conjugate(
     model: RewardModel,
     layout: Layout,
-    arm: Array,
-    context: Any,
-    outcomes: Mapping[str, Array],
     *,
     is_prior: bool,
     outer: Mapping[str, tuple[float, float]] = MappingProxyType({}),
@@ -108,14 +106,17 @@ def not_conjugate(
     conjugate form at the points of a certificate agrees with it everywhere.
 
     Args:
-        arm, context, outcomes: one row, of which the shapes matter.
         is_prior: whether to prove the terms of the prior or those of the likelihood.
         outer: latents given which the program is to be conjugate, with the bounds between which they range. Forms may have
             any coefficients that are real-analytic functions of these, in contexts near the example.
     """
     program, claims = _claims_of(model, is_prior=is_prior)
-    latents = {name: jnp.zeros(model.latent_shapes[name]) for name in (*[site.name for site in layout.sites], *outer)}
-    closed = jax.make_jaxpr(program)(latents, arm, context, outcomes)
+    # NumPy arrays: JAX would compile every operation outside of a trace.
+    latents = {name: np.zeros(model.latent_shapes[name]) for name in (*[site.name for site in layout.sites], *outer)}
+    context = jax.tree.map(lambda leaf: np.asarray(leaf)[None], model.context)
+    kinds = {name: kind for name, kind in model.outcome_kinds.items() if name in model.outcomes}
+    outcomes: dict[str, Any] = {name: np.zeros(1, DTYPE_OF_KIND[kind]) for name, kind in kinds.items()}
+    closed = jax.make_jaxpr(program)(latents, np.zeros(1, int), context, outcomes)
     rows = model.varied_context_rows(np.random.default_rng(29), np.arange(_NUM_CONTEXTS) == 0) if outer else context
 
     def first_gap(arm: np.ndarray | None) -> Gap | None:

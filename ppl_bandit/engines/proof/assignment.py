@@ -23,7 +23,7 @@ from ppl_bandit.program.jaxpr.entry_reads import MAX_ENTRIES, connected_componen
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob, log_prob_terms
-from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.runtime.compile_ahead import quick_jit, run_once, traced_once
 from ppl_bandit.runtime.numpyro_adapter import class_name, element_support
 
 _MAX_LEAF = 8  # reals of one leaf of an arrow
@@ -234,6 +234,7 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
         start = generic_point(layout)
         log_z = start.elements[POSITIVE]
 
+        @traced_once
         def log_prior(s: Array, real: Array) -> Array:
             return model.log_prior(
                 latents_at(layout, start._replace(elements={**start.elements, POSITIVE: s}, real=real))

@@ -58,7 +58,7 @@ from ppl_bandit.engines.updates.chunks import (
 )
 from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.compile_ahead import run_once, traced_once
 from ppl_bandit.types import Interaction, NotConjugate
 
 MAX_SINGLE_ROWS = 2048  # of more rows, sums are certified
@@ -178,9 +178,8 @@ def prove(model: RewardModel) -> Layout:
         NotConjugate: with the operation that stopped the proof.
     """
     layout = arrange(model)
-    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     for is_prior in (True, False):
-        gap = not_conjugate(model, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior)
+        gap = not_conjugate(model, layout, is_prior=is_prior)
         if gap is not None:
             raise proof_refusal(model, gap.reason, gap.remedy, in_program=gap.in_program, is_prior=is_prior)
     return layout
@@ -266,6 +265,7 @@ def _failure(model: RewardModel, error: Exception) -> NotConjugate:
 def read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
     """Derive the prior's parameters, first at any point to find its means, then at its means; and certify it."""
 
+    @traced_once
     def log_prior(point: Coordinates) -> Array:
         return model.log_prior(latents_at(layout, point))
 

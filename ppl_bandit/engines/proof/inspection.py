@@ -123,10 +123,9 @@ def _prove(
     """Return the box of outer values for which the rest is proved conjugate, and where the proof stops if there is none."""
     # What depends on no inner site need not be analytic. A density named as an outcome is not part of the prior.
     view = model.replaced(outcomes=(*model.outcomes, *hidden))
-    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
 
     def gap_of(own: RewardModel, box: dict[str, tuple[float, float]], *, is_prior: bool) -> Gap | None:
-        return not_conjugate(own, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior, outer=box)
+        return not_conjugate(own, layout, is_prior=is_prior, outer=box)
 
     for largest in BOXES:
         box = box_of(model, space, supports, largest)

@@ -97,12 +97,11 @@ def prove_step(model: RewardModel, layout: Layout) -> Gap | None:
     Args:
         layout: from `joint_layout`.
     """
-    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     found: list[Gap | None] = []
 
     def prove(elapsed: Array | None) -> None:
         joint = two_steps(model, elapsed)
-        found[:] = [not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)]
+        found[:] = [not_conjugate(joint, layout, is_prior=True)]
 
     jax.eval_shape(prove, jnp.ones(()) if model.has_clock else None)
     return found[0]

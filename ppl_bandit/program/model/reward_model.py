@@ -81,7 +81,7 @@ class RewardModel:
         self.outcome_groups = facts.outcome_groups
         self._largest_integers = facts.largest_integers
         self._facts = facts
-        problem = self.outside_index(self.context_rows(1), "context")
+        problem = self.outside_index(jax.tree.map(lambda leaf: np.asarray(leaf)[None], facts.context), "context")
         if problem is not None:
             raise InvalidProgram(problem)
 

@@ -289,10 +289,10 @@ def check_domains(spec: ProgramSpec) -> bool:
         insides = [jnp.all(_is_inside(argument[-1], value) | masked) for argument, value, masked in found]
         return insides, [jnp.min(jnp.where(masked, jnp.inf, value)) for _, value, masked in found]
 
-    def far(seed: Array, reach: Array) -> list[Array]:
+    def far(seed: Any, reach: Any) -> list[Array]:
         return flags(feasible_latents(spec.program, spec.latents, spec.context, seed, reach))[0]
 
-    tries = [jnp.asarray(own) for own in zip(*itertools.product(range(_NUM_SEEDS), _REACHES), strict=True)]
+    tries = [np.asarray(own) for own in zip(*itertools.product(range(_NUM_SEEDS), _REACHES), strict=True)]
     screened = run_once(lambda: jax.vmap(far)(*tries))
     if all(np.all(inside) for inside in screened):
         return False
