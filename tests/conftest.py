@@ -38,6 +38,7 @@ gc.set_threshold(100_000, 20, 100)
 # These files run first: a process takes one file after the other, and at the end the other process would wait for it.
 LONGEST = (
     "test_engines_contract.py",
+    "test_proved_programs.py",
     "test_operating_characteristics.py",
     "test_docs.py",
     "test_simulation.py",

@@ -39,6 +39,7 @@ CONJUGATE: Mapping[str, str] = {  # outcome -> the prior that it is conjugate to
     "Poisson": "a Gamma prior on its rate, or on the rate per unit of a known exposure",
     "Exponential": "a Gamma prior on its rate, or an InverseGamma prior on its mean",
     "Gamma": "a Gamma prior on its rate, its concentration known",
+    "Weibull": "a Gamma prior on its scale ** -concentration, its concentration known",
     "Normal": _GAUSSIAN.format("its mean"),
     "LogNormal": _GAUSSIAN.format("the mean of its logarithm"),
 }

@@ -8,7 +8,8 @@ bounded by 1, so nothing overflows or cancels.
 
 Up to 31 candidates on up to three arms are enumerated instead: they fall on the arms with counts x_b with probability
 N! prod_b p_b^x_b / x_b!. All terms are positive, so that no digits cancel, and there is no loop whose length depends on the
-data: inside a compiled program a call for 3 arms takes 4 us, and by the general method 4 us at 3 candidates and 44 us at 31.
+data: inside a compiled program a call for 3 arms takes 4 us, and by the general method 4 us at 3 candidates and 44 us at 31
+(in double precision 10, 9 and 140). For 4 to 8 arms the general method takes 6 to 23 us, in double precision 10 to 50.
 """
 
 import functools

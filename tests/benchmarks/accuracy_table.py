@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engines")]
 
 REFERENCE = "reference"
 BUNDLED = (

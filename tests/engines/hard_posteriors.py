@@ -15,12 +15,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from programs import moments, per_arm, reward, rows_of
 from scipy.special import gammaln, log_expit
 
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
-
-__all__ = ["CASES", "Case"]
 
 
 class Case(NamedTuple):
@@ -37,20 +36,8 @@ class Case(NamedTuple):
     reference: Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
-def on_grid(log_density, values):
-    """Means and standard deviations of functions (k, points) under an unnormalised log density (points,)."""
-    weights = np.exp(log_density - log_density.max())
-    weights /= weights.sum()
-    mean = values @ weights
-    return mean, np.sqrt((values - mean[:, None]) ** 2 @ weights)
-
-
 def normal(x, mean, sd):
     return -0.5 * ((x - mean) / sd) ** 2 - np.log(sd)
-
-
-def rows_of(arm, reward, context=None):
-    return Interaction(jnp.asarray(arm), jnp.asarray(reward), None if context is None else jnp.asarray(context))
 
 
 # Two modes, z = 0 and z = 2, of which the prior prefers one.
@@ -58,7 +45,7 @@ def bimodal(arm):
     z = numpyro.sample("z", dist.Normal(0.5, 1.0))
     level = jnp.broadcast_to(z, arm.shape)
     numpyro.deterministic("expected_reward", level)
-    numpyro.sample("reward", dist.Normal((level - 1.0) ** 2, 0.5))
+    reward(dist.Normal((level - 1.0) ** 2, 0.5))
 
 
 BIMODAL_REWARDS = 1.0 + 0.5 * np.random.default_rng(1).standard_normal(240)
@@ -67,15 +54,14 @@ BIMODAL_REWARDS = 1.0 + 0.5 * np.random.default_rng(1).standard_normal(240)
 def bimodal_reference():
     z = np.linspace(-2.0, 4.0, 400_001)
     log_density = normal(z, 0.5, 1.0) - 0.5 * 240 * ((z - 1) ** 2 - BIMODAL_REWARDS.mean()) ** 2 / 0.25
-    return on_grid(log_density, np.stack([z, z > 1]))
+    return moments(log_density, np.stack([z, z > 1]))
 
 
 # A funnel: the spread of eight effects is known to within some powers of ten.
 def funnel(arm):
     log_spread = numpyro.sample("log_spread", dist.Normal(0.0, 2.0))
-    with numpyro.plate("arms", 8):
-        effect = numpyro.sample("effect", dist.Normal(0.0, jnp.exp(log_spread)))
-    numpyro.sample("reward", dist.Normal(effect[arm], 1.0))
+    effect = per_arm("effect", dist.Normal(0.0, jnp.exp(log_spread)), 8)
+    reward(dist.Normal(effect[arm], 1.0))
 
 
 FUNNEL_ARMS = np.repeat(np.arange(8), 3)
@@ -88,9 +74,9 @@ def funnel_reference():
     tau = np.exp(log_spread)
     log_density = normal(log_spread, 0.0, 2.0) + sum(normal(m, 0.0, np.sqrt(tau**2 + 1 / 3)) for m in means)
     shrink = tau**2 / (tau**2 + 1 / 3)
-    first, _ = on_grid(log_density, np.stack([log_spread, *(m * shrink for m in means)]))
-    _, sd = on_grid(log_density, log_spread[None])
-    second, _ = on_grid(log_density, np.stack([(m * shrink) ** 2 + shrink / 3 for m in means]))
+    first, _ = moments(log_density, np.stack([log_spread, *(m * shrink for m in means)]))
+    _, sd = moments(log_density, log_spread[None])
+    second, _ = moments(log_density, np.stack([(m * shrink) ** 2 + shrink / 3 for m in means]))
     return first, np.concatenate([sd, np.sqrt(second - first[1:] ** 2)])
 
 
@@ -138,9 +124,8 @@ NECKS = {
 def neck_program(neck):
     def program(arm):
         scale = numpyro.sample("scale", neck.prior)
-        with numpyro.plate("arms", len(neck.rewards)):
-            level = numpyro.sample("level", dist.Normal(0.0, 5.0))
-        numpyro.sample("reward", neck.noise(level[arm], scale))
+        level = per_arm("level", dist.Normal(0.0, 5.0), len(neck.rewards))
+        reward(neck.noise(level[arm], scale))
 
     return program
 
@@ -155,24 +140,22 @@ def neck_reference(neck):
         [np.geomspace(1e-4, 1.0, 300) * far, far * (60.0 / far) ** np.linspace(0, 1, 600)[1:]], axis=1
     )
     gap = np.concatenate([-side[:, ::-1], side], axis=1)
-    for reward in neck.rewards:
-        level = reward + gap
+    for own in neck.rewards:
+        level = own + gap
         with np.errstate(over="ignore"):
             density = np.exp(-0.5 * (level / 5.0) ** 2 + neck.log_noise(-gap / scale)) / scale
         masses = [np.trapezoid(density * level**power, gap, axis=1) for power in (0, 1, 2)]
         log_density = log_density + np.log(masses[0])
         moments.append([mass / masses[0] for mass in masses[1:]])
-    first, sd = on_grid(log_density, np.stack([*(one for one, _ in moments), log_scale]))
-    second, _ = on_grid(log_density, np.stack([two for _, two in moments]))
+    first, sd = moments(log_density, np.stack([*(one for one, _ in moments), log_scale]))
+    second, _ = moments(log_density, np.stack([two for _, two in moments]))
     return first, np.concatenate([np.sqrt(second - first[:-1] ** 2), sd[-1:]])
 
 
 # A ridge: arms that differ by three millionths.
 def ridge(arm):
     common = numpyro.sample("common", dist.Laplace(0.0, 0.4))
-    with numpyro.plate("arms", 3):
-        level = numpyro.sample("level", dist.Normal(common, 3e-6))
-    numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+    reward(dist.Normal(per_arm("level", dist.Normal(common, 3e-6), 3)[arm], 1.0))
 
 
 RIDGE_REWARDS = np.array([3.1, 2.2, 4.0, 3.6, 2.9, 3.4])
@@ -181,7 +164,7 @@ RIDGE_REWARDS = np.array([3.1, 2.2, 4.0, 3.6, 2.9, 3.4])
 def ridge_reference():
     g = np.linspace(-3.0, 9.0, 200_001)
     log_density = -np.abs(g) / 0.4 + sum(normal(y, g, 1.0) for y in RIDGE_REWARDS)
-    return on_grid(log_density, np.stack([g] * 4))
+    return moments(log_density, np.stack([g] * 4))
 
 
 # A reward far outside of what the program makes likely: all mass goes to the tip of a kink.
@@ -189,20 +172,20 @@ def kink(arm):
     m = numpyro.sample("m", dist.Normal(0.0, 1000.0))
     level = jnp.broadcast_to(m, arm.shape)
     numpyro.deterministic("expected_reward", level)
-    numpyro.sample("reward", dist.Normal(jnp.sqrt((level + 5000.0) ** 2 + 1e-3) - 5000.0, 0.7))
+    reward(dist.Normal(jnp.sqrt((level + 5000.0) ** 2 + 1e-3) - 5000.0, 0.7))
 
 
 def kink_reference():
     u = np.linspace(-0.05, 0.05, 200_001)
     log_density = normal(u - 5000.0, 0.0, 1000.0) + normal(-2e4, np.sqrt(u**2 + 1e-3) - 5000.0, 0.7)
-    return on_grid(log_density, u[None] - 5000.0)
+    return moments(log_density, u[None] - 5000.0)
 
 
 # Heavy tails in prior and noise, and rewards that disagree.
 def heavy(arm):
     m = numpyro.sample("m", dist.Cauchy(0.0, 1.0))
     numpyro.deterministic("expected_reward", jnp.broadcast_to(m, arm.shape))
-    numpyro.sample("reward", dist.Cauchy(jnp.broadcast_to(m, arm.shape), 1.0))
+    reward(dist.Cauchy(jnp.broadcast_to(m, arm.shape), 1.0))
 
 
 HEAVY_REWARDS = np.array([-3.0, -2.5, 6.0, 7.0, 40.0])
@@ -211,13 +194,13 @@ HEAVY_REWARDS = np.array([-3.0, -2.5, 6.0, 7.0, 40.0])
 def heavy_reference():
     m = np.linspace(-300.0, 300.0, 600_001)
     log_density = -np.log1p(m**2) - sum(np.log1p((y - m) ** 2) for y in HEAVY_REWARDS)
-    return on_grid(log_density, m[None])
+    return moments(log_density, m[None])
 
 
 # Separation: a sign tells every reward, and only the prior bounds the slope.
 def separation(arm, context):
     weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 5.0).to_event(1))
-    numpyro.sample("reward", dist.Bernoulli(logits=context @ weights))
+    reward(dist.Bernoulli(logits=context @ weights))
 
 
 SEPARATION_CONTEXTS = np.stack([np.ones(20), np.linspace(-1.0, 1.0, 20)], axis=1)
@@ -230,7 +213,7 @@ def separation_reference():
     logits = a + np.outer(SEPARATION_CONTEXTS[:, 1], b)
     log_density = normal(a, 0.0, 5.0) + normal(b, 0.0, 5.0)
     log_density += np.sum(log_expit(np.where(SEPARATION_REWARDS[:, None] == 1, logits, -logits)), axis=0)
-    return on_grid(log_density, np.stack([a, b]))
+    return moments(log_density, np.stack([a, b]))
 
 
 # Zero inflation: a gate and a rate that explain zeros together.
@@ -238,7 +221,7 @@ def zero_inflation(arm):
     with numpyro.plate("arms", 2):
         gate = numpyro.sample("gate", dist.Beta(1.0, 1.0))
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    numpyro.sample("reward", dist.ZeroInflatedPoisson(gate[arm], rate[arm]))
+    reward(dist.ZeroInflatedPoisson(gate[arm], rate[arm]))
 
 
 ZERO_ARMS = np.array([0] * 8 + [1] * 4)
@@ -256,7 +239,7 @@ def zero_inflation_reference():
         for value in y:
             poisson = value * t - rate - gammaln(value + 1)
             log_density += np.log(gate + (1 - gate) * np.exp(-rate)) if value == 0 else np.log1p(-gate) + poisson
-        found.append(on_grid(log_density, np.stack([s, t])))
+        found.append(moments(log_density, np.stack([s, t])))
     (m0, s0), (m1, s1) = found
     return np.array([m0[0], m1[0], m0[1], m1[1]]), np.array([s0[0], s1[0], s0[1], s1[1]])
 
@@ -270,7 +253,7 @@ def labels(arm):
     means = numpyro.sample("means", dist.Normal(jnp.zeros(2), 3.0).to_event(1))
     both = jnp.broadcast_to(means, (*arm.shape, 2))
     numpyro.deterministic("expected_reward", both.mean(axis=-1))
-    numpyro.sample("reward", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.6, 0.4])), dist.Normal(both, 1.0)))
+    reward(dist.MixtureSameFamily(dist.Categorical(jnp.array([0.6, 0.4])), dist.Normal(both, 1.0)))
 
 
 LABEL_REWARDS = np.concatenate(
@@ -284,14 +267,14 @@ def labels_reference():
     log_density = normal(a, 0.0, 3.0) + normal(b, 0.0, 3.0)
     for y in LABEL_REWARDS:
         log_density += np.logaddexp(np.log(0.6) + normal(y, a, 1.0), np.log(0.4) + normal(y, b, 1.0))
-    return on_grid(log_density, np.stack([a, b, a > b]))
+    return moments(log_density, np.stack([a, b, a > b]))
 
 
 # A banana: two latents of which the rows see a curve.
 def banana(arm):
     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
     y = numpyro.sample("y", dist.Normal(0.0, 3.0))
-    numpyro.sample("reward", dist.Normal(jnp.broadcast_to(y + 2.0 * x**2, arm.shape), 0.3))
+    reward(dist.Normal(jnp.broadcast_to(y + 2.0 * x**2, arm.shape), 0.3))
 
 
 BANANA_REWARDS = 1.0 + 0.3 * np.random.default_rng(5).standard_normal(20)
@@ -303,7 +286,7 @@ def banana_reference():
     x, y = (part.ravel() for part in np.meshgrid(x, y, indexing="ij"))
     log_density = normal(x, 0.0, 1.0) + normal(y, 0.0, 3.0)
     log_density += -0.5 * 20 * (BANANA_REWARDS.mean() - y - 2 * x**2) ** 2 / 0.09
-    return on_grid(log_density, np.stack([x, y, x**2]))
+    return moments(log_density, np.stack([x, y, x**2]))
 
 
 # A Gaussian process over 30 arms, seen through clicks.
@@ -313,7 +296,7 @@ GP_COVARIANCE = 1.5**2 * np.exp(-0.5 * ((GP_PLACES[:, None] - GP_PLACES) / 0.15)
 
 def process(arm):
     level = numpyro.sample("level", dist.MultivariateNormal(jnp.zeros(30), jnp.asarray(GP_COVARIANCE)))
-    numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+    reward(dist.Bernoulli(logits=level[arm]))
 
 
 GP_ARMS = np.tile(np.arange(30), 3)
@@ -326,7 +309,7 @@ GP_REWARDS = (np.random.default_rng(6).uniform(size=90) < 1 / (1 + np.exp(-3 * n
 def softmax(arm, context):
     weights = numpyro.sample("weights", dist.Normal(jnp.zeros((2, 5, 2)), 1.5).to_event(3))
     logits = jnp.einsum("ncd,nd->nc", weights[arm], context)
-    numpyro.sample("reward", dist.Categorical(logits=logits))
+    reward(dist.Categorical(logits=logits))
     numpyro.deterministic("expected_reward", jax.nn.softmax(logits) @ jnp.arange(5.0))
 
 
@@ -335,20 +318,24 @@ SOFTMAX_CONTEXTS = np.stack([np.ones(80), np.random.default_rng(7).standard_norm
 SOFTMAX_REWARDS = np.random.default_rng(8).choice(5, 80, p=[0.5, 0.2, 0.2, 0.08, 0.02])
 
 
-def nuts_reference(case):
-    model, rows = case.model(), case.rows()
+def numpyro_draws(model, rows, num_samples=5000, num_chains=20):
+    """Return draws of NumPyro's own NUTS; called in double precision."""
 
     def conditioned(arm, context):
         with numpyro.handlers.condition(data=model.outcome_values(rows.reward)):
             model.program(*((arm,) if context is None else (arm, context)))
 
+    kernel = NUTS(conditioned, dense_mass=True, target_accept_prob=0.9)
+    counts = dict(num_warmup=1000, num_samples=num_samples, num_chains=num_chains)
+    mcmc = MCMC(kernel, **counts, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jr.key(0), rows.arm, rows.context)
+    found = mcmc.get_samples()
+    return jax.device_get({site: found[site] for site in model.latent_shapes})
+
+
+def nuts_reference(case):
     with jax.enable_x64(True):
-        kernel = NUTS(conditioned, dense_mass=True, target_accept_prob=0.9)
-        mcmc = MCMC(
-            kernel, num_warmup=1000, num_samples=4000, num_chains=10, chain_method="vectorized", progress_bar=False
-        )
-        mcmc.run(jr.key(0), rows.arm, rows.context)
-        values = case.coordinates(jax.device_get(mcmc.get_samples()))
+        values = case.coordinates(numpyro_draws(case.model(), case.rows(), 4000, 10))
     return values.mean(axis=0), values.std(axis=0)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import bernoulli, learnt, normal, per_arm, rows_of
 from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
-from ppl_bandit import Interaction, RewardModel, engines, selectors
+from ppl_bandit import RewardModel, engines, selectors
 from ppl_bandit.engines.decide import decision_function
 
 NUM_SAMPLES, NUM_RUNS = 40, 3000
@@ -26,23 +27,21 @@ def alike(arm, context):
     common = numpyro.sample("common", dist.Normal(0.0, 1.0))
     own = numpyro.sample("own", dist.Normal(jnp.zeros(2), 0.5).to_event(1))
     mean = common + jnp.concatenate([own, own[1:]])[arm] * context
-    numpyro.sample("reward", dist.Normal(mean, 1.0))
+    normal(mean)
 
 
 def one_noise(arm):
     """All arms share one unknown variance, so that they are dependent."""
     variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
-    with numpyro.plate("arms", 3):
-        mean = numpyro.sample("mean", dist.Normal(0.0, jnp.sqrt(variance)))
-    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance)))
+    mean = per_arm("mean", dist.Normal(0.0, jnp.sqrt(variance)), 3)
+    normal(mean[arm], jnp.sqrt(variance))
 
 
 def priced(arm):
     """Arm 0 is given away: what it earns is sure, and the others' laws differ by a factor."""
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    rate = per_arm("rate", dist.Beta(1.0, 1.0), 3)
     numpyro.deterministic("expected_reward", jnp.array([0.0, 5.0, 3.0])[arm] * rate[arm])
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
 
 
 @functools.cache
@@ -58,10 +57,8 @@ def decisions(program, context, rewards, draws):
     """Return p-hat, arm and N of many decisions on the same posterior."""
     with jax.enable_x64(True):
         model, engine = proved(program, context)
-        rows = None if context is None else jnp.full((len(rewards),), context)
-        state, _ = jax.jit(engine.update)(
-            jr.key(0), engine.init(jr.key(0)), Interaction(jnp.arange(len(rewards)) % 3, jnp.asarray(rewards), rows)
-        )
+        contexts = None if context is None else np.full(len(rewards), context)
+        state, _ = learnt(engine, rows_of(np.arange(len(rewards)) % 3, rewards, contexts))
         marginals = engine.capabilities.marginals(state, context)
 
         def one(key):
@@ -112,8 +109,7 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
     """An arm that wins none of the M draws has a positive propensity: that of the arm's law over all draws."""
     with jax.enable_x64(True):
         model, engine = proved(conversion)
-        rows = Interaction(jnp.array([0, 0, 0, 0, 1, 1, 2]), jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
-        state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+        state, _ = learnt(engine, rows_of([0, 0, 0, 0, 1, 1, 2], [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         exact = np.asarray(engine.capabilities.marginals(state, None).best_arm_probs(None))
         exact = floor + (1.0 - 3 * floor) * exact
         thompson = selectors.thompson()
@@ -131,21 +127,13 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
     assert np.all(np.abs(shares - exact) < 4.5 * np.sqrt(exact * (1 - exact) / NUM_RUNS))
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        selectors.information_directed(),
-        selectors.optimistic_gittins(100),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("rule", [selectors.information_directed(), selectors.optimistic_gittins(100)], ids=str)
 @pytest.mark.slow
 def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
     """Such as one that offers a mixture's P(best) but not its tails: the selector reads the table then."""
     with jax.enable_x64(True):
         model, engine = proved(conversion)
-        rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
-        state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+        state, _ = learnt(engine, rows_of([0, 0, 0, 0, 1, 2], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
 
         def fewer(state, context):
             return engine.capabilities.marginals(state, context)._replace(tail=None, best_arm_moments=None)
@@ -173,8 +161,7 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
             return exact.capabilities.marginals(state, context)._replace(is_mixture=True)
 
         mixture = exact._replace(capabilities=exact.capabilities._replace(marginals=averaged))
-        rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
-        state, _ = jax.jit(exact.update)(jr.key(0), exact.init(jr.key(0)), rows)
+        state, _ = learnt(exact, rows_of([0, 0, 0, 0, 1, 2], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
 
         def p_hat(engine, rule, draws):
             decide = decision_function(model.expected_rewards, engine, rule, 100, draws)

@@ -19,7 +19,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
+from hard_posteriors import numpyro_draws
+from programs import logistic, slow_but
 from scipy.special import polygamma
 
 from ppl_bandit import engines
@@ -119,20 +120,7 @@ def reference(name, num_rows):
             engine, state = exact_posterior(name, num_rows)
             return jax.device_get(jax.jit(engine.sample, static_argnums=2)(jr.key(0), state, 40_000))
 
-        def conditioned(arm, context):
-            with numpyro.handlers.condition(data=model.outcome_values(rows.reward)):
-                model.program(*((arm,) if context is None else (arm, context)))
-
-        mcmc = MCMC(
-            NUTS(conditioned, dense_mass=True, target_accept_prob=0.9),
-            num_warmup=1000,
-            num_samples=5000,
-            num_chains=20,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
-        mcmc.run(jr.key(0), rows.arm, rows.context)
-        return jax.device_get({site: mcmc.get_samples()[site] for site in model.latent_shapes})
+        return numpyro_draws(model, rows)
 
 
 def student_t_by_quadrature(rows, num_draws=40_000):
@@ -234,13 +222,8 @@ def test_gaussian_engines_say_when_they_are_far_off(name, engine_name):
 NUM_TRIALS, NUM_SUCCESSES = 200, 2
 
 
-@functools.cache
-def rare_events():
-    def program(arm):
-        intercept = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
-        numpyro.sample("reward", dist.Bernoulli(logits=jnp.broadcast_to(intercept, arm.shape)))
-
-    return RewardModel(program, 1)
+def rare_events(arm):
+    logistic(jnp.broadcast_to(numpyro.sample("intercept", dist.Normal(0.0, 3.0)), arm.shape))
 
 
 def grid_median():
@@ -268,15 +251,12 @@ RARE_MAKERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "engine_name",
-    ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reweight", "nuts", "svi"))],
-)
+@pytest.mark.parametrize("engine_name", slow_but(RARE_MAKERS, "laplace"))
 def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
     # 2 successes in 200. The posterior sd is 0.7, so the Monte Carlo error of the median is 1.25 x 0.7 / sqrt(2,000) = 0.02,
     # half a percent of the median, -4.6.
     with jax.enable_x64(True):
-        engine = RARE_MAKERS[engine_name](rare_events())
+        engine = RARE_MAKERS[engine_name](RewardModel(rare_events, 1))
     median, info = rare_event_median(engine)
     assert abs(median / grid_median() - 1) < 0.05
     if engine_name in ("reweight", "nuts"):  # the rate is exp(intercept) for rare events: .02 is 2% of it

@@ -10,14 +10,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings as settings_of_hypothesis, strategies as st
+from programs import per_arm
 
 from ppl_bandit.program.fingerprints import program_fingerprint
 
 
 def program_of(function, outcome=lambda mean: dist.Normal(mean, 1.0)):
     def program(arm):
-        with numpyro.plate("arms", 2):
-            value = numpyro.sample("value", dist.Normal(0.0, 1.0))
+        value = per_arm("value", dist.Normal(0.0, 1.0))
         numpyro.sample("reward", outcome(function(value)[arm]))
 
     return program

@@ -35,7 +35,7 @@ def unknown_noise(arm):
 def lifetimes(arm):
     with numpyro.plate("arms", 3):
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    numpyro.sample("reward", dist.Weibull(1.0 / rate[arm], 1.5))
+    numpyro.sample("reward", dist.Weibull(rate[arm] ** (-1.0 / 1.5), 1.5))
 
 
 def lines(arm, context):

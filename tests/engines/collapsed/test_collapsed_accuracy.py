@@ -5,6 +5,13 @@ by textbook formulas, and the law of the arms' expected rewards given each. Tole
 1 / sqrt(4,000) = .016 posterior standard deviations in a mean, .011 of a standard deviation in itself, and of about .01 in
 total variation for p-hat over five arms (.006 to .018 over eight seeds of the Beta-Binomial hierarchy at n = 5); 4,000
 particles of which at least half count add as much again at most.
+
+Gaussian processes have 10,000 draws of 10,000 particles: the Monte Carlo error of a mean is at most .010 sd from the draws and
+as much from the particles, .014 in all. Of 30 such errors (five data sets, six arms) one exceeds .05, or 3.5 errors, with a
+probability of .015. The relative error of a standard deviation is .010.
+
+Of forty arms, the largest error of means of 4,000 draws passes 4.5 standard errors once in 4,000 times; those of the spread's
+particles, shared by all arms, add less than half of one.
 """
 
 import functools
@@ -17,6 +24,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import bernoulli, drawn, learnt, moments, normal, per_arm, reward, rows_of
 from scipy import stats
 from scipy.special import betaln, gammaln
 
@@ -25,7 +33,6 @@ from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-NUM_DRAWS = 4000
 CAPACITY = 512
 NUM_REFERENCE = 100_000
 
@@ -34,7 +41,8 @@ class Case(NamedTuple):
     """A program, the outer sites that should be found, how to make data and the reference.
 
     `rows(rng, n)` -> (arm, reward, context); `reference(arm, reward, context)` -> (draws of expected rewards (R, A), log
-    evidence or None); `context` is the one of the decision.
+    evidence); `context` is the one of the decision. `bounds` are those of the errors of means, of standard deviations and of
+    p-hat; without the last, the evidence is not compared either.
     """
 
     program: object
@@ -44,6 +52,9 @@ class Case(NamedTuple):
     reference: object
     context: object = None
     outcomes: tuple = ("reward",)
+    sizes: tuple = (5, 50, 500)
+    num_draws: int = 4000
+    bounds: tuple = (0.05, 0.05, 0.02)
 
 
 def grid(low, high, num=400):
@@ -91,29 +102,25 @@ def gaussian(precisions, log_dets, noises, log_prior, design, y, readout):
 # Gaussian hierarchies: a common mean, means of arms about it, and a spread that is unknown.
 
 
-def centred(arm):
-    common = numpyro.sample("common", dist.Normal(0.0, 2.0))
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    with numpyro.plate("arms", 5):
-        mean = numpyro.sample("mean", dist.Normal(common, spread))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+def common_and_spread():
+    return numpyro.sample("common", dist.Normal(0.0, 2.0)), numpyro.sample("spread", dist.HalfNormal(1.0))
+
+
+def centred(arm, num_arms=5):
+    normal(per_arm("mean", dist.Normal(*common_and_spread()), num_arms)[arm])
 
 
 def non_centred(arm):
     common = numpyro.sample("common", dist.Normal(0.0, 2.0))
     log_spread = numpyro.sample("log_spread", dist.Normal(-0.5, 0.8))
-    with numpyro.plate("arms", 5):
-        deviation = numpyro.sample("deviation", dist.Normal(0.0, 1.0))
-    numpyro.sample("reward", dist.Normal((common + jnp.exp(log_spread) * deviation)[arm], 1.0))
+    deviation = per_arm("deviation", dist.Normal(0.0, 1.0), 5)
+    normal((common + jnp.exp(log_spread) * deviation)[arm])
 
 
 def unknown_noise(arm):
-    common = numpyro.sample("common", dist.Normal(0.0, 2.0))
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    common, spread = common_and_spread()
     noise = numpyro.sample("noise", dist.LogNormal(0.0, 0.7))
-    with numpyro.plate("arms", 5):
-        mean = numpyro.sample("mean", dist.Normal(common, spread))
-    numpyro.sample("reward", dist.Normal(mean[arm], noise))
+    normal(per_arm("mean", dist.Normal(common, spread), 5)[arm], noise)
 
 
 MEANS = np.array([0.3, 0.8, 1.0, 1.3, 1.8])
@@ -124,26 +131,27 @@ def gaussian_rows(rng, n, noise=0.8):
     return arm, MEANS[arm] + noise * rng.standard_normal(n), None
 
 
-def hierarchy_precision(spread):
-    precision = np.zeros((6, 6))
-    precision[0, 0] = 0.25 + 5 / spread**2
+def rows_of_forty(rng, n):
+    arm = rng.integers(0, 40, size=n)
+    return arm, rng.normal(1.0, 0.5, size=40)[arm] + rng.standard_normal(n), None
+
+
+def hierarchy_precision(spread, num_arms):
+    precision = np.diag([0.25 + num_arms / spread**2, *[1 / spread**2] * num_arms])
     precision[0, 1:] = precision[1:, 0] = -1 / spread**2
-    precision[range(1, 6), range(1, 6)] = 1 / spread**2
-    return precision, -np.log(4.0) - 10 * np.log(spread)
+    return precision, -np.log(4.0) - 2 * num_arms * np.log(spread)
 
 
 KNOWN_NOISE = (np.ones(1), np.zeros(1))
 
 
-def hierarchy_reference(spreads, spread_prior, noises=KNOWN_NOISE):
+def hierarchy_reference(spreads, spread_prior, noises=KNOWN_NOISE, num_arms=5):
     def reference(arm, reward, context):
         pairs = [(s, a, v, b) for s, a in zip(spreads, spread_prior, strict=True) for v, b in zip(*noises, strict=True)]
-        precisions, log_dets = zip(*[hierarchy_precision(pair[0]) for pair in pairs], strict=True)
-        design = np.eye(6)[1:][arm]
+        precisions, log_dets = zip(*[hierarchy_precision(pair[0], num_arms) for pair in pairs], strict=True)
+        means = np.eye(num_arms + 1)[1:]
         prior = np.array([a + b for _, a, _, b in pairs])
-        return gaussian(
-            precisions, log_dets, np.array([v for _, _, v, _ in pairs]), prior, design, reward, np.eye(6)[1:]
-        )
+        return gaussian(precisions, log_dets, np.array([v for _, _, v, _ in pairs]), prior, means[arm], reward, means)
 
     return reference
 
@@ -162,14 +170,12 @@ def independent_per_arm(arm):
     with numpyro.plate("arms", 3):
         mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
         variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
-    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+    normal(mean[arm], jnp.sqrt(variance[arm]))
 
 
 def independent_shared(arm):
     precision = numpyro.sample("precision", dist.Gamma(3.0, 2.0))
-    with numpyro.plate("arms", 3):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1.0 / jnp.sqrt(precision)))
+    normal(per_arm("mean", dist.Normal(0.0, 2.0), 3)[arm], 1.0 / jnp.sqrt(precision))
 
 
 def three_rows(rng, n):
@@ -208,9 +214,7 @@ def shared_reference(arm, reward, context):
 def beta_binomial(arm):
     mean = numpyro.sample("mean", dist.Beta(2.0, 3.0))
     concentration = numpyro.sample("concentration", dist.LogNormal(2.0, 1.0))
-    with numpyro.plate("arms", 4):
-        rate = numpyro.sample("rate", dist.Beta(mean * concentration, (1.0 - mean) * concentration))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(per_arm("rate", dist.Beta(mean * concentration, (1.0 - mean) * concentration), 4)[arm])
 
 
 def binary_rows(rng, n):
@@ -227,21 +231,22 @@ def beta_grid():
 
 
 def beta_reference(arm, reward, context):
-    rng = np.random.default_rng(2)
+    return beta_hierarchy(np.random.default_rng(2), arm, reward, 4)
+
+
+def beta_hierarchy(rng, arm, clicks, num_arms):
     m, k, log_density = beta_grid()
     a, b = m * k, (1 - m) * k
-    wins, losses = (np.bincount(arm[reward == r], minlength=4) for r in (1, 0))
+    wins, losses = (np.bincount(arm[clicks == r], minlength=num_arms) for r in (1, 0))
     for w, f in zip(wins, losses, strict=True):
         log_density = log_density + betaln(a + w, b + f) - betaln(a, b)
-    return mixture(log_density, lambda i, num: rng.beta(a[i] + wins, b[i] + losses, (num, 4)), rng)
+    return mixture(log_density, lambda i, num: rng.beta(a[i] + wins, b[i] + losses, (num, num_arms)), rng)
 
 
 def gamma_poisson(arm):
     shape = numpyro.sample("shape", dist.LogNormal(1.0, 0.7))
     rate = numpyro.sample("rate", dist.LogNormal(0.0, 0.7))
-    with numpyro.plate("arms", 4):
-        demand = numpyro.sample("demand", dist.Gamma(shape, rate))
-    numpyro.sample("reward", dist.Poisson(demand[arm]))
+    reward(dist.Poisson(per_arm("demand", dist.Gamma(shape, rate), 4)[arm]))
 
 
 def count_rows(rng, n):
@@ -268,9 +273,8 @@ def gamma_reference(arm, reward, context):
 
 def ridge(arm, context):
     scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
-    with numpyro.plate("arms", 2):
-        weights = numpyro.sample("weights", dist.Normal(0.0, scale[jnp.array([0, 0, 1, 1])]).to_event(1))
-    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), 0.7))
+    weights = per_arm("weights", dist.Normal(0.0, scale[jnp.array([0, 0, 1, 1])]).to_event(1))
+    normal(jnp.sum(weights[arm] * context, axis=-1), 0.7)
 
 
 WEIGHTS = np.array([[0.8, -0.5, 0.1, 0.0], [0.5, -0.2, 0.0, 0.1]])
@@ -304,7 +308,7 @@ def seasonal(arm, context):
         wave = numpyro.sample("wave", dist.Normal(0.0, amplitude).expand([2]).to_event(1))
     angle = 2.0 * jnp.pi * context
     season = wave[arm, 0] * jnp.sin(angle) + wave[arm, 1] * jnp.cos(angle)
-    numpyro.sample("reward", dist.Normal(level[arm] + season, 0.5))
+    normal(level[arm] + season, 0.5)
 
 
 def seasonal_design(arm, time, num_arms=3):
@@ -339,8 +343,7 @@ def seasonal_reference(arm, reward, time):
 def hurdle(arm):
     mean = numpyro.sample("mean", dist.Beta(2.0, 3.0))
     concentration = numpyro.sample("concentration", dist.LogNormal(2.0, 1.0))
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+    common, spread = common_and_spread()
     with numpyro.plate("arms", 5):
         rate = numpyro.sample("rate", dist.Beta(mean * concentration, (1.0 - mean) * concentration))
         size = numpyro.sample("size", dist.Normal(common, spread))
@@ -358,12 +361,7 @@ def hurdle_rows(rng, n):
 
 def hurdle_reference(arm, reward, context):
     rng = np.random.default_rng(4)
-    m, k, log_density = beta_grid()
-    a, b = m * k, (1 - m) * k
-    wins, losses = (np.bincount(arm[reward["sale"] == r], minlength=5) for r in (1, 0))
-    for w, f in zip(wins, losses, strict=True):
-        log_density = log_density + betaln(a + w, b + f) - betaln(a, b)
-    rates, mass = mixture(log_density, lambda i, num: rng.beta(a[i] + wins, b[i] + losses, (num, 5)), rng)
+    rates, mass = beta_hierarchy(rng, arm, reward["sale"], 5)
     sold = reward["sale"] == 1
     sizes, other = hierarchy_reference(SPREADS, HALF_NORMAL)(arm[sold], reward["log_amount"][sold], None)
     return rng.permutation(rates) * rng.permutation(sizes), mass + other
@@ -374,9 +372,7 @@ def hurdle_reference(arm, reward, context):
 
 def exposed(arm, context):
     growth = numpyro.sample("growth", dist.Normal(0.5, 0.3))
-    with numpyro.plate("arms", 2):
-        demand = numpyro.sample("demand", dist.Gamma(2.0, 1.0))
-    numpyro.sample("reward", dist.Poisson(demand[arm] * jnp.exp(growth * jnp.log(context))))
+    reward(dist.Poisson(per_arm("demand", dist.Gamma(2.0, 1.0))[arm] * jnp.exp(growth * jnp.log(context))))
 
 
 def exposed_rows(rng, n):
@@ -394,6 +390,82 @@ def exposed_reference(arm, reward, exposure):
     log_density += np.sum(gammaln(2.0 + total) - (2.0 + total) * np.log(rate), axis=1)
     factor = 2.0 ** growth[:, None]
     return mixture(log_density, lambda i, num: factor[i] * rng.gamma(2.0 + total, 1.0 / rate[i], (num, 2)), rng)
+
+
+# Gaussian processes over arms with several priors and in several forms: exact given the length-scale and the amplitude.
+
+NUM_PLACES, NOISE, EFFECTS = 6, 0.3, 0.2
+POSITION = np.linspace(0.0, 1.0, NUM_PLACES)
+# {name: (law of the length-scale, law of the amplitude)}, each in NumPyro and in SciPy
+PRIORS = {
+    "LogNormal and HalfNormal": (
+        (dist.LogNormal(-1.0, 0.5), stats.lognorm(0.5, scale=np.exp(-1.0))),
+        (dist.HalfNormal(1.0), stats.halfnorm()),
+    ),
+    "InverseGamma and LogNormal": (
+        (dist.InverseGamma(3.0, 1.0), stats.invgamma(3.0)),
+        (dist.LogNormal(0.0, 0.5), stats.lognorm(0.5)),
+    ),
+    "HalfNormal and InverseGamma": (
+        (dist.HalfNormal(0.5), stats.halfnorm(scale=0.5)),
+        (dist.InverseGamma(3.0, 2.0), stats.invgamma(3.0, scale=2.0)),
+    ),
+}
+
+
+def kernel(length, xp=jnp):
+    return xp.exp(-0.5 * ((POSITION[:, None] - POSITION) / length) ** 2) + 1e-6 * np.eye(NUM_PLACES)
+
+
+def curve(covariance):
+    return numpyro.sample("curve", dist.MultivariateNormal(0.0, covariance))
+
+
+def non_centred_curve(covariance):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([NUM_PLACES]).to_event(1))
+    return jnp.linalg.cholesky(covariance) @ z
+
+
+def with_arm_effects(covariance):
+    effect = per_arm("effect", dist.Normal(0.0, EFFECTS), NUM_PLACES)
+    return curve(covariance) + effect
+
+
+def with_a_second_curve(covariance):
+    return curve(covariance) + numpyro.sample("trend", dist.MultivariateNormal(0.0, 0.25 * kernel(2.0)))
+
+
+FORMS = {  # {name: (program of the values, covariance added to that of the curve)}
+    "centred": (curve, 0.0),
+    "non-centred": (non_centred_curve, 0.0),
+    "with arm effects": (with_arm_effects, EFFECTS**2 * np.eye(NUM_PLACES)),
+    "with a second curve": (with_a_second_curve, 0.25 * kernel(2.0, np)),
+}
+
+
+def curve_rows(rng, n):
+    arm = rng.integers(0, NUM_PLACES - 1, n)  # the last arm is never played
+    return arm, np.sin(4.0 * POSITION[arm]) + NOISE * rng.standard_normal(n), None
+
+
+def process(prior, form):
+    (length_law, length_density), (amplitude_law, amplitude_density) = PRIORS[prior]
+    values_of, added = FORMS[form]
+
+    def program(arm):
+        length, amplitude = numpyro.sample("length", length_law), numpyro.sample("amplitude", amplitude_law)
+        normal(values_of(amplitude**2 * kernel(length))[arm], NOISE)
+
+    def reference(arm, reward, context):
+        points, step = grid(0.005, 30.0, 80)
+        length, amplitude = (own.ravel() for own in np.meshgrid(points, points))
+        prior = np.add.outer(step, step).ravel() + length_density.logpdf(length) + amplitude_density.logpdf(amplitude)
+        precisions = np.linalg.inv(amplitude[:, None, None] ** 2 * np.stack([kernel(n, np) for n in length]) + added)
+        log_dets, places = np.linalg.slogdet(precisions)[1], np.eye(NUM_PLACES)
+        return gaussian(precisions, log_dets, np.full(length.size, NOISE), prior, places[arm], reward, places)
+
+    more = dict(sizes=(24,) * 5, num_draws=10_000, bounds=(0.05, 0.05, None))
+    return Case(program, NUM_PLACES, ("length", "amplitude"), curve_rows, reference, **more)
 
 
 CASES = {
@@ -420,16 +492,20 @@ CASES = {
     "ridge scales": Case(ridge, 2, ("scale",), ridge_rows, ridge_reference, POINT),
     "seasonality": Case(seasonal, 3, ("amplitude",), seasonal_rows, seasonal_reference, np.array(0.3)),
     "hurdle": Case(
-        hurdle,
-        5,
-        ("mean", "concentration", "spread"),
-        hurdle_rows,
-        hurdle_reference,
-        None,
-        ("sale", "log_amount"),
+        hurdle, 5, ("mean", "concentration", "spread"), hurdle_rows, hurdle_reference, None, ("sale", "log_amount")
     ),
+    "hierarchy of forty arms": Case(
+        functools.partial(centred, num_arms=40),
+        40,
+        ("spread",),
+        rows_of_forty,
+        hierarchy_reference(SPREADS, HALF_NORMAL, num_arms=40),
+        sizes=(300,),
+        bounds=(5.0 / 4000**0.5, 5.0 / 8000**0.5 + 0.01, None),
+    ),
+    **{f"process, {prior}": process(prior, "centred") for prior in PRIORS},
+    **{f"process, {form}": process("LogNormal and HalfNormal", form) for form in list(FORMS)[1:]},
 }
-every_case = pytest.mark.parametrize("name", CASES)
 
 
 @functools.cache
@@ -438,8 +514,8 @@ def compiled(name):
     with jax.enable_x64(True):
         context = None if case.context is None else jnp.asarray(case.context)
         model = RewardModel(case.program, case.num_arms, context, case.outcomes)
-        engine = engines.collapsed(model, num_particles=NUM_DRAWS, capacity=CAPACITY)
-        table = jax.jit(lambda key, state: model.expected_rewards(engine.sample(key, state, NUM_DRAWS), context))
+        engine = engines.collapsed(model, num_particles=case.num_draws, capacity=CAPACITY)
+        table = jax.jit(lambda key, state: model.expected_rewards(engine.sample(key, state, case.num_draws), context))
         return engine, jax.jit(engine.init), jax.jit(engine.update), table
 
 
@@ -458,22 +534,21 @@ def shares(table):
 
 
 @pytest.mark.slow
-@every_case
+@pytest.mark.parametrize("name", CASES)
 def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
     case = CASES[name]
     engine, init, update, table = compiled(name)
     assert str(engine.explanation).split(":")[1].strip() == f"EXACT GIVEN {', '.join(case.outer)}"
-    for number, n in enumerate((5, 50, 500)):
+    for number, n in enumerate(case.sizes):
         rows = case.rows(np.random.default_rng(number), n)
         exact, log_evidence = case.reference(*rows)
         with jax.enable_x64(True):
             state, info = update(jr.key(52), init(jr.key(2)), padded(*rows))
             tables = [np.asarray(table(jr.key(100 + seed), state)) for seed in range(4)]
-        drawn = tables[0]
         assert bool(info.is_trusted)
         spread = exact.std(axis=0)
-        mean_error = np.max(np.abs(drawn.mean(axis=0) - exact.mean(axis=0)) / spread)
-        sd_error = np.max(np.abs(drawn.std(axis=0) / spread - 1))
+        mean_error = np.max(np.abs(tables[0].mean(axis=0) - exact.mean(axis=0)) / spread)
+        sd_error = np.max(np.abs(tables[0].std(axis=0) / spread - 1))
         # Of a typical table: with probabilities like .34, .15 and .51 one of 4,000 draws in sixty is .02 off by chance alone.
         distance = np.mean([0.5 * np.abs(shares(each) - shares(exact)).sum() for each in tables])
         with capsys.disabled():
@@ -483,8 +558,10 @@ def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
                 f"refreshes {int(info.num_refreshes)} autocorrelation {float(info.checks['path_autocorrelation']):.2f}",
                 end="",
             )
-        assert mean_error < 0.05 and sd_error < 0.05 and distance < 0.02
-        assert abs(float(info.log_evidence) - log_evidence) < 4 * float(info.log_evidence_error) + 0.01
+        assert mean_error < case.bounds[0] and sd_error < case.bounds[1]
+        if case.bounds[2] is not None:
+            assert distance < case.bounds[2]
+            assert abs(float(info.log_evidence) - log_evidence) < 4 * float(info.log_evidence_error) + 0.01
 
 
 @pytest.mark.slow
@@ -557,3 +634,54 @@ def test_refreshes_among_few_rows_forget_where_they_started():
         is_trusted, num_refreshes = map(np.asarray, zip(*(learn(seed) for seed in range(60)), strict=True))
         assert np.all(num_refreshes[:, -1] > 0)
         assert np.sum(~np.all(is_trusted, axis=1)) <= 3
+
+
+CONTEXTS = np.array([[1.0, 0.5], [-0.5, 1.0], [1.5, -1.0], [0.3, 0.8], [-1.2, 0.4], [0.7, -0.6]])
+REWARDS = np.array([1.9, -1.2, 3.3, 0.4, -2.2, 1.1])
+
+
+def horseshoe(arm, context):
+    overall = numpyro.sample("overall", dist.HalfCauchy(1.0))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("features", 2):
+        local = numpyro.sample("local", dist.HalfCauchy(1.0))
+        weight = numpyro.sample("weight", dist.Normal(0.0, 1.0))
+    normal(context @ (weight * local * overall) + 0.0 * arm, noise)
+
+
+def moments_of_slopes():
+    """Posterior means and standard deviations of both slopes: a grid over four logarithms, Gaussian in the weights."""
+    logs = np.linspace(-6.0, 4.5, 28)  # of scales; the posterior beyond has less than 1% of the mass
+    axes = np.meshgrid(logs, np.linspace(-3.0, 1.5, 24), logs, logs, indexing="ij")
+    overall, noise, first, second = (np.exp(axis.ravel()) for axis in axes)
+    scales = overall[:, None] * np.stack([first, second], axis=1)
+    log_prior = sum(np.log(u) - np.log1p(u**2) for u in (overall, first, second))  # with the Jacobian of the logarithm
+    log_prior += np.log(noise) - 0.5 * noise**2
+    precision = CONTEXTS.T @ CONTEXTS / noise[:, None, None] ** 2 + np.eye(2) / scales[:, :, None] ** 2
+    linear = CONTEXTS.T @ REWARDS / noise[:, None] ** 2
+    covariance = np.linalg.inv(precision)
+    mean = np.einsum("nij,nj->ni", covariance, linear)
+    log_density = log_prior - len(REWARDS) * np.log(noise) - 0.5 * REWARDS @ REWARDS / noise**2
+    log_density += 0.5 * np.sum(linear * mean, axis=1) - 0.5 * np.linalg.slogdet(precision)[1]
+    log_density -= np.sum(np.log(scales), axis=1)
+    first_moment, _ = moments(log_density, mean.T)
+    second_moment, _ = moments(log_density, (mean**2 + np.diagonal(covariance, axis1=1, axis2=2)).T)
+    return first_moment, np.sqrt(second_moment - first_moment**2)
+
+
+@pytest.mark.slow
+def test_a_horseshoe_agrees_with_quadrature():
+    """Two more outer than inner numbers. 1,000 particles of four dimensions, autocorrelation at most .16, 4,000 draws.
+
+    A mean is off by about sqrt(1.4 / 1,000) = .037 posterior standard deviations; three of these, and .01 for the grid. A
+    standard deviation of a law with heavy tails (kurtosis up to 10) is off by sqrt(10 / 4 * 1.4 / 1,000) = 6%; two of these.
+    """
+    engine = engines.choose(RewardModel(horseshoe, 1, jnp.zeros(2)))
+    assert engine.explanation.engine == "collapsed" and set(engine.settings["outer"]) == {"overall", "noise", "local"}
+    state, info = learnt(engine, rows_of(np.zeros(6, int), REWARDS.astype(np.float32), CONTEXTS.astype(np.float32)))
+    assert bool(info.is_trusted)
+    draws = {name: np.asarray(value, float) for name, value in drawn(engine, state, 4000).items()}
+    slopes = draws["weight"] * draws["local"] * draws["overall"][:, None]
+    mean, deviation = moments_of_slopes()
+    assert np.max(np.abs(slopes.mean(axis=0) - mean) / deviation) < 3 * 0.037 + 0.01
+    assert np.max(np.abs(slopes.std(axis=0) / deviation - 1)) < 2 * 0.06

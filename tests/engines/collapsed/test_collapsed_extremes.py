@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import moments, normal, per_arm
 
 from ppl_bandit import engines
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -18,9 +19,7 @@ ARMS = np.arange(12) % 2
 
 def unknown_noise(arm):
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    with numpyro.plate("arms", 2):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
-    numpyro.sample("reward", dist.Normal(mean[arm], noise))
+    normal(per_arm("mean", dist.Normal(0.0, 10.0))[arm], noise)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +31,7 @@ def learn():
         def one(rewards, state=prior):
             return update(jr.key(1), state, Interaction(jnp.asarray(ARMS), jnp.asarray(rewards)))
 
+        one.prior = prior
         yield one
 
 
@@ -52,9 +52,7 @@ def test_particles_follow_one_outlier_far_beyond_the_prior(learn):
         log_density += -(own.size - 1) * np.log(grid) - 0.5 * squares / grid**2
         variance = 100.0 + grid**2 / own.size
         log_density += -0.5 * np.log(variance) - 0.5 * own.mean() ** 2 / variance
-    weights = np.exp(log_density - log_density.max())
-    mean = weights @ grid / weights.sum()
-    sd = np.sqrt(weights @ (grid - mean) ** 2 / weights.sum())
+    mean, sd = moments(log_density, grid)
     assert bool(info.is_trusted)
     assert abs(noise.mean() - mean) < 4 * 0.06 * sd and abs(noise.std() / sd - 1.0) < 4 * 0.04
 
@@ -80,11 +78,12 @@ def test_particles_with_a_large_autocorrelation_are_moved_again_with_the_next_ro
     while True:
         before = state
         state, info = learn(rewards, before)
-        if info.num_refreshes == before.num_refreshes:  # these rows alone call for no refresh
+        if info.num_refreshes == before.particles.num_refreshes:  # these rows alone call for no refresh
             break
     assert info.is_trusted
-    _, info = learn(rewards, before._replace(autocorrelation=jnp.asarray(0.9)))
-    assert info.num_refreshes == before.num_refreshes + 1 and info.is_trusted
+    evidence = before.particles.evidence._replace(autocorrelation=jnp.asarray(0.9))
+    _, info = learn(rewards, before._replace(particles=before.particles._replace(evidence=evidence)))
+    assert info.num_refreshes == before.particles.num_refreshes + 1 and info.is_trusted
     assert info.checks["path_autocorrelation"] < 0.3
 
 
@@ -95,3 +94,13 @@ def test_a_prior_far_from_zero_is_accepted_although_rounding_hides_all_of_a_rewa
         numpyro.sample("reward", dist.Normal(mean[arm], 0.5))
 
     assert "exact given scale" in engines.collapsed(RewardModel(far, 2), ("scale",)).explanation.reason
+
+
+def test_an_update_is_not_trusted_if_the_precision_is_too_low_for_a_tenth_of_the_prior(learn):
+    """A fifth of the particles has no finite density before the update."""
+    rewards = np.random.default_rng(4).normal(2.0, 1.0, size=12)
+    particles = learn.prior.particles
+    weights = jnp.where(jnp.arange(300) < 60, -jnp.inf, particles.log_weights)
+    _, info = learn(rewards, learn.prior._replace(particles=particles._replace(log_weights=weights)))
+    assert not bool(info.is_trusted) and not bool(info.may_recover)
+    assert any("whose log density is not finite" in failure for failure in info.failed_checks())

@@ -1,71 +1,36 @@
-"""The exact engine over long runs and hard data: 100,000 updates, distant means, rows that must not be absorbed.
+"""The exact engine over long runs and hard data: 100,000 updates, distant means, both precisions, weights by age.
 
 Closed forms are summed with `math.fsum` or in extended precision, and squares are taken about the data's own mean, so that the
 reference loses no digits where the engine might.
 """
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import KEY, assert_not_learnt, is_same, latents, learnt, normal, reals, rows_of
+from proved_programs import A, bernoulli_in_a_plate, normal_with_unknown_variance_per_arm, poisson_with_exposure
+from shared_models import bernoulli_model
 
+from ppl_bandit import Environment, engines, selectors, simulate
 from ppl_bandit.engines import conjugate
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-A = 3
 NUM_ROWS = 100_000
-KEY = jr.key(0)
-
-
-def beta_bernoulli(arm):
-    with numpyro.plate("arms", A):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 2.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
-def gamma_poisson(arm, context):
-    with numpyro.plate("arms", A):
-        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5))
-    numpyro.sample("reward", dist.Poisson(rate[arm] * context))
 
 
 def regression(arm, context):
     """A level that the arms share, an offset for each, and two slopes: one dense Gaussian of six."""
     level = numpyro.sample("level", dist.Normal(0.0, 100.0))
-    offset = numpyro.sample("offset", dist.Normal(0.0, 1.0).expand([A]))
-    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0).expand([2]))
-    numpyro.sample("reward", dist.Normal(level + offset[arm] + context @ slope, 0.8))
-
-
-def normal_inverse_gamma(arm):
-    with numpyro.plate("arms", A):
-        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
-        mean = numpyro.sample("mean", dist.Normal(0.3, 2.0 * jnp.sqrt(variance)))
-    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
-
-
-def absorbed(engine, rows):
-    """Absorb rows one at a time, in one compiled loop; return the posterior's parameters, all rows having been certified."""
-
-    def step(state, row):
-        state, info = engine.update(KEY, state, jax.tree.map(lambda leaf: leaf[None], row))
-        return state, info.is_trusted
-
-    state, is_trusted = jax.jit(lambda state, rows: jax.lax.scan(step, state, rows))(engine.init(KEY), rows)
-    assert bool(is_trusted.all())
-    return engine.capabilities.parameters(state)
-
-
-def absorbed_at_once(engine, rows):
-    state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
-    assert bool(info.is_trusted)
-    return engine.capabilities.parameters(state)
+    offset = reals("offset", A)
+    slope = latents("slope", dist.Normal(0.0, 2.0))
+    normal(level + offset[arm] + context @ slope, 0.8)
 
 
 def assert_close(found, expected, rtol):
@@ -78,38 +43,23 @@ def sums(values, arm):
     return np.array([math.fsum(values[arm == a]) for a in range(A)])
 
 
-def check_long_run(program, rows, expected, example=None):
-    with jax.enable_x64(True):
-        engine = conjugate(RewardModel(program, A, example))
-        rows = Interaction(*jax.tree.map(jnp.asarray, rows))
-        one_by_one, together = absorbed(engine, rows), absorbed_at_once(engine, rows)
-    assert_close(one_by_one, expected, rtol=1e-6)
-    assert_close(together, expected, rtol=1e-6)
-    # 1e5 roundings of 1e-16 each, and offsets of 0.04 that are differences of levels of 1e4.
-    assert_close(together, one_by_one, rtol=1e-7)
-
-
-@pytest.mark.slow
-def test_beta_bernoulli_over_a_long_run():
+def beta_bernoulli():
     rng = np.random.default_rng(1)
     arm, click = rng.integers(0, A, NUM_ROWS), rng.integers(0, 2, NUM_ROWS)
     clicked, played = sums(click, arm), sums(np.ones(NUM_ROWS), arm)
-    expected = {"rate": {"concentration1": 1.0 + clicked, "concentration0": 2.0 + played - clicked}}
-    check_long_run(beta_bernoulli, (arm, click), expected)
+    expected = {"rate": {"concentration1": 1.5 + clicked, "concentration0": 2.0 + played - clicked}}
+    return bernoulli_in_a_plate, (arm, click), expected
 
 
-@pytest.mark.slow
-def test_gamma_poisson_over_a_long_run():
+def gamma_poisson():
     rng = np.random.default_rng(2)
     arm, exposure = rng.integers(0, A, NUM_ROWS), rng.uniform(0.1, 3.0, NUM_ROWS)
     count = rng.poisson(np.array([0.2, 3.0, 900.0])[arm] * exposure)
     expected = {"rate": {"concentration": 2.0 + sums(count, arm), "rate": 1.5 + sums(exposure, arm)}}
-    check_long_run(gamma_poisson, (arm, count, exposure), expected, example=1.0)
+    return poisson_with_exposure, (arm, count, {"exposure": exposure}), expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [0.5, 1e4])
-def test_dense_regression_over_a_long_run(level):
+def dense_regression(level):
     rng = np.random.default_rng(3)
     arm, features = rng.integers(0, A, NUM_ROWS), rng.normal(size=(NUM_ROWS, 2))
     reward = level + np.array([0.5, -0.2, 0.0])[arm] + features @ [1.5, -0.7] + rng.normal(size=NUM_ROWS)
@@ -122,7 +72,7 @@ def test_dense_regression_over_a_long_run(level):
         name: {"mean": mean[span].reshape(shape), "covariance": covariance[span, span]}
         for name, span, shape in (("level", slice(0, 1), ()), ("offset", slice(1, 4), 3), ("slope", slice(4, 6), 2))
     }
-    check_long_run(regression, (arm, reward, features), expected, example=np.ones(2))
+    return regression, (arm, reward, features), expected
 
 
 def inverse_of(matrix):
@@ -137,54 +87,64 @@ def inverse_of(matrix):
     return work[:, size:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [0.5, 1e4])
-def test_normal_inverse_gamma_over_a_long_run(level):
+def normal_inverse_gamma(level):
     rng = np.random.default_rng(4)
     arm = rng.integers(0, A, NUM_ROWS)
     reward = level + np.array([0.5, -0.2, 0.0])[arm] + rng.normal(size=NUM_ROWS)
     played = sums(np.ones(NUM_ROWS), arm)
     average = sums(reward, arm) / played
     squares = sums((reward.astype(np.longdouble) - average.astype(np.longdouble)[arm]) ** 2, arm)
-    # The prior weighs like a quarter of an observation at 0.3.
+    expected = of_averages(played, average, squares)
+    expected["mean"]["covariance_times_precision"] = np.diag(expected["mean"]["covariance_times_precision"])
+    return normal_with_unknown_variance_per_arm, (arm, reward), expected
+
+
+def of_averages(played, average, squares):
+    """Return the posterior of a mean and a variance; the prior weighs like a quarter of an observation at 0.3."""
     precision = 0.25 + played
-    expected = {
-        "mean": {
-            "mean": (0.25 * 0.3 + played * average) / precision,
-            "covariance_times_precision": np.diag(1 / precision),
-        },
-        "variance": {
-            "concentration": 2.0 + played / 2,
-            "rate": 1.5 + 0.5 * (squares + 0.25 * played / precision * (average - 0.3) ** 2),
-        },
+    rate = 1.5 + 0.5 * (squares + 0.25 * played / precision * (average - 0.3) ** 2)
+    return {
+        "mean": {"mean": (0.25 * 0.3 + played * average) / precision, "covariance_times_precision": 1 / precision},
+        "variance": {"concentration": 2.0 + played / 2, "rate": rate},
     }
-    check_long_run(normal_inverse_gamma, (arm, reward), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        beta_bernoulli,
+        gamma_poisson,
+        *(functools.partial(dense_regression, level) for level in (0.5, 1e4)),
+        *(functools.partial(normal_inverse_gamma, level) for level in (0.5, 1e4)),
+    ],
+)
+def test_a_long_run_has_the_posterior_of_the_closed_form(make):
+    program, data, expected = make()
+    with jax.enable_x64(True):
+        rows = rows_of(*data)
+        example = jax.tree.map(lambda leaf: np.ones(leaf.shape[1:]), data[2]) if len(data) == 3 else None
+        engine = conjugate(RewardModel(program, A, example))
+
+        def step(state, row):
+            state, info = engine.update(KEY, state, jax.tree.map(lambda leaf: leaf[None], row))
+            return state, info.is_trusted
+
+        # Rows one at a time, in one compiled loop, and all at once
+        state, is_trusted = jax.jit(lambda state, rows: jax.lax.scan(step, state, rows))(engine.init(KEY), rows)
+        at_once, info = learnt(engine, rows)
+        assert bool(is_trusted.all()) and bool(info.is_trusted)
+        one_by_one, together = map(engine.capabilities.parameters, (state, at_once))
+    assert_close(one_by_one, expected, rtol=1e-6)
+    assert_close(together, expected, rtol=1e-6)
+    # 1e5 roundings of 1e-16 each, and offsets of 0.04 that are differences of levels of 1e4.
+    assert_close(together, one_by_one, rtol=1e-7)
 
 
 @pytest.fixture(scope="module")
 def bernoulli_engine():
-    engine = conjugate(RewardModel(beta_bernoulli, A))
+    engine = conjugate(RewardModel(bernoulli_in_a_plate, A))
     return engine._replace(update=jax.jit(engine.update))
-
-
-@pytest.mark.slow
-def test_updates_of_one_row_compile_once():
-    calls = []
-
-    def program(arm):
-        calls.append(None)
-        beta_bernoulli(arm)
-
-    engine = conjugate(RewardModel(program, A))
-    update = jax.jit(engine.update)
-    state = engine.init(KEY)
-    state, _ = update(KEY, state, Interaction(jnp.array([0]), jnp.array([1])))
-    num_traces = len(calls)
-    for step in range(50):
-        state, info = update(KEY, state, Interaction(jnp.array([step % A]), jnp.array([step % 2])))
-        assert bool(info.is_trusted)
-    assert len(calls) == num_traces
-    assert int(state.num_rows) == 51
 
 
 def test_updates_map_over_states(bernoulli_engine):
@@ -192,28 +152,37 @@ def test_updates_map_over_states(bernoulli_engine):
     rows = Interaction(jnp.array([[0], [2]]), jnp.array([[1], [0]]))
     states, info = jax.jit(jax.vmap(bernoulli_engine.update, in_axes=(None, 0, 0)))(KEY, states, rows)
     assert info.is_trusted.all()
-    np.testing.assert_allclose(states.elements["unit"][0], [[2, 2], [1, 2], [1, 2]], rtol=1e-6)
-    np.testing.assert_allclose(states.elements["unit"][1], [[1, 2], [1, 2], [1, 3]], rtol=1e-6)
+    np.testing.assert_allclose(states.elements["unit"][0], [[2.5, 2], [1.5, 2], [1.5, 2]], rtol=1e-6)
+    np.testing.assert_allclose(states.elements["unit"][1], [[1.5, 2], [1.5, 2], [1.5, 3]], rtol=1e-6)
 
 
 def test_single_precision_follows_the_default_flag(bernoulli_engine):
     assert not jax.config.jax_enable_x64
     rng = np.random.default_rng(5)
     arm, click = rng.integers(0, A, 200), rng.integers(0, 2, 200)
-    state, info = bernoulli_engine.update(
-        KEY, bernoulli_engine.init(KEY), Interaction(jnp.asarray(arm), jnp.asarray(click))
-    )
+    state, info = bernoulli_engine.update(KEY, bernoulli_engine.init(KEY), rows_of(arm, click))
     assert bool(info.is_trusted) and state.elements["unit"].dtype == jnp.float32
     # 200 sums in float32 round to 200 * 6e-8 at most.
-    np.testing.assert_allclose(state.elements["unit"][:, 0], 1.0 + sums(click, arm), rtol=2e-5)
+    np.testing.assert_allclose(state.elements["unit"][:, 0], 1.5 + sums(click, arm), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arm", "reward"),
+    [(0, 2.0), (0, 0.5), (0, -1.0), (0, math.nan), (0, math.inf), (A, 1.0), (-1, 1.0)],
+    ids=["beyond", "between", "negative", "nan", "infinite", "no such arm", "negative arm"],
+)
+def test_a_row_that_the_program_cannot_produce_is_not_absorbed(bernoulli_engine, arm, reward):
+    state = bernoulli_engine.init(KEY)
+    after, info = bernoulli_engine.update(KEY, state, rows_of([arm], [reward]))
+    assert not bool(info.is_trusted) and is_same(after, state)
 
 
 @pytest.mark.slow
 def test_single_precision_certifies_a_variance():
-    engine = conjugate(RewardModel(normal_inverse_gamma, A))
+    engine = conjugate(RewardModel(normal_with_unknown_variance_per_arm, A))
     reward = np.random.default_rng(6).normal(3.0, 2.0, size=60)
     arm = np.arange(60) % A
-    state, info = jax.jit(engine.update)(KEY, engine.init(KEY), Interaction(jnp.asarray(arm), jnp.asarray(reward)))
+    state, info = learnt(engine, rows_of(arm, reward))
     assert bool(info.is_trusted)
     np.testing.assert_allclose(state.elements["positive"][:, 0], 2.0 + 10.0, rtol=1e-5)
     posterior_mean = (0.25 * 0.3 + sums(reward, arm)) / 20.25
@@ -225,7 +194,7 @@ def regression_on_an_interval(arm, context):
     share = numpyro.sample("share", dist.Uniform(jnp.zeros(A), 0.5))
     variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
     weight = numpyro.sample("weight", dist.Normal(jnp.zeros(2), jnp.sqrt(variance)).to_event(1))
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([A]))
+    level = reals("level", A)
     numpyro.sample("click", dist.Bernoulli(2.0 * share[arm]))
     numpyro.sample("value", dist.Normal(context @ weight, jnp.sqrt(variance)))
     numpyro.sample("other", dist.Normal(level[arm], 0.5))
@@ -241,7 +210,7 @@ def test_one_engine_serves_both_precisions():
         with jax.enable_x64(is_double):
             reward = dict(zip(names, jnp.array([[1.0, 0.0, 1.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), strict=True))
             rows = Interaction(jnp.arange(A), reward, jnp.array([[1.0, 0.5], [0.3, -1.0], [2.0, 1.0]]))
-            state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
+            state, info = learnt(engine, rows)
             assert bool(info.is_trusted)
             found.append(engine.capabilities.parameters(state))
             assert all(np.isfinite(draw).all() for draw in engine.sample(KEY, state, 3).values())
@@ -256,126 +225,14 @@ def test_the_scales_of_hundreds_of_arms_are_told_apart():
         with numpyro.plate("arms", 300):
             variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
             mean = numpyro.sample("mean", dist.Normal(0.3, jnp.sqrt(variance)))
-        numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+        normal(mean[arm], jnp.sqrt(variance[arm]))
 
-    engine = conjugate(RewardModel(program, 300))
-    assert set(engine.explanation.sites) == {"variance", "mean"}
-
-
-def bent_in_rare_contexts(arm, context):
-    with numpyro.plate("arms", A):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100.0, rate[arm] ** 2, rate[arm])))
+    assert set(conjugate(RewardModel(program, 300)).explanation.sites) == {"variance", "mean"}
 
 
-def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so():
-    with jax.enable_x64(True):
-        engine = conjugate(RewardModel(bent_in_rare_contexts, A, 1.0))
-        update = jax.jit(engine.update)
-        rows = Interaction(jnp.array([0, 1, 2]), jnp.array([1, 0, 0]), jnp.array([1.0, 50.0, 3.0]))
-        state, info = update(KEY, engine.init(KEY), rows)
-        assert bool(info.is_trusted)
-        after, info = update(KEY, state, rows._replace(context=jnp.array([1.0, 500.0, 3.0])))
-    assert not bool(info.is_trusted)
-    assert info.is_certified.tolist() == [True, False, True]
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("arm", "reward"),
-    [(0, 2.0), (0, 0.5), (0, -1.0), (0, math.nan), (0, math.inf), (A, 1.0), (-1, 1.0)],
-    ids=["beyond", "between", "negative", "nan", "infinite", "no such arm", "negative arm"],
-)
-def test_a_row_that_the_program_cannot_produce_is_not_absorbed(bernoulli_engine, arm, reward):
-    state = bernoulli_engine.init(KEY)
-    rows = Interaction(jnp.array([arm]), jnp.array([reward]))
-    after, info = bernoulli_engine.update(KEY, state, rows)
-    assert not bool(info.is_trusted)
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
-
-
-@pytest.mark.slow
-def test_a_context_that_indexes_nothing_is_not_absorbed():
-    def program(arm, context):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([4, A]))
-        numpyro.sample("reward", dist.Bernoulli(rate[context, arm]))
-
-    engine = conjugate(RewardModel(program, A, 0))
-    rows = Interaction(jnp.array([0, 1, 2]), jnp.array([1, 1, 0]), jnp.array([3, 4, -5]))
-    _, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
-    assert info.is_certified.tolist() == [True, False, False]
-
-
-@pytest.mark.slow
-def test_a_discount_weighs_each_row_by_its_age():
-    # Three outcomes in one program put a Beta, a Gamma and a Normal-InverseGamma posterior to the test at once.
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 2.0).expand([A]))
-        hazard = numpyro.sample("hazard", dist.Gamma(2.0, 1.5).expand([A]))
-        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
-        mean = numpyro.sample("mean", dist.Normal(0.3, 2.0 * jnp.sqrt(variance)))
-        level = numpyro.sample("level", dist.Normal(-1.0, 0.5).expand([A]))
-        numpyro.sample("click", dist.Bernoulli(rate[arm]))
-        numpyro.sample("wait", dist.Exponential(hazard[arm]))
-        numpyro.sample("value", dist.Normal(mean + 0.0 * arm, jnp.sqrt(variance)))
-        numpyro.sample("other", dist.Normal(level[arm], 0.7))
-        numpyro.deterministic("expected_reward", rate[arm])
-
-    names = ("click", "wait", "value", "other")
-    arm, click = np.array([0, 1, 2, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1])
-    wait, value = np.array([0.5, 2.0, 1.0, 0.1, 3.0, 0.7]), np.array([9.0, 11.0, 10.5, 9.5, 10.0, 12.0])
-    with jax.enable_x64(True):
-        engine = conjugate(RewardModel(program, A, outcomes=names), discount=0.9)
-        reward = dict(zip(names, map(jnp.asarray, (click, wait, value, value)), strict=True))
-        rows = Interaction(jnp.asarray(arm), reward)
-        update = jax.jit(engine.update)
-        state, info = update(KEY, engine.init(KEY), rows._replace(mask=jnp.arange(6) < 4))
-        state, info_later = update(KEY, state, rows._replace(mask=jnp.arange(6) >= 4))
-        assert bool(info.is_trusted) and bool(info_later.is_trusted)
-    weight = 0.9 ** np.arange(5, -1, -1)
-    played, total = sums(weight, arm), weight.sum()
-    average = weight @ value / total
-    squares = weight @ (value - average) ** 2
-    level = (-1.0 / 0.25 + sums(weight * value, arm) / 0.49) / (4.0 + played / 0.49)
-    expected = {
-        "rate": {
-            "concentration1": 1.0 + sums(weight * click, arm),
-            "concentration0": 2.0 + sums(weight * (1 - click), arm),
-        },
-        "hazard": {"concentration": 2.0 + played, "rate": 1.5 + sums(weight * wait, arm)},
-        "mean": {
-            "mean": (0.25 * 0.3 + total * average) / (0.25 + total),
-            "covariance_times_precision": np.full((1, 1), 1 / (0.25 + total)),
-        },
-        "variance": {
-            "concentration": 2.0 + total / 2,
-            "rate": 1.5 + 0.5 * (squares + 0.25 * total / (0.25 + total) * (average - 0.3) ** 2),
-        },
-        "level": {"mean": level, "covariance": np.diag(1 / (4.0 + played / 0.49))},
-    }
-    assert_close(engine.capabilities.parameters(state), expected, rtol=1e-9)
-
-
-@pytest.mark.slow  # a program whose noise is the context; test_many_rows.py masks rows in the default run
-def test_masked_rows_may_hold_anything_and_change_nothing():
-    def program(arm, context):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.Normal(mean[arm] * context, context))
-
-    engine = conjugate(RewardModel(program, A, 1.0))
-    rows = Interaction(
-        jnp.array([0, 99, 1, 0]),
-        jnp.array([1.0, jnp.nan, jnp.inf, 2.0]),
-        jnp.array([1.0, jnp.nan, 0.0, 2.0]),
-        jnp.array([True, False, False, True]),
-    )
-    state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
-    assert bool(info.is_trusted)
-    assert int(state.num_rows) == 2
-    # Two observations of arm 0, 1.0 with sd 1 and 2.0 = 2 mean with sd 2: precision 1 + 1 + 1, mean (1 + 1) / 3.
-    np.testing.assert_allclose(
-        engine.capabilities.parameters(state)["mean"]["mean"], [2 / 3, 0, 0], rtol=1e-6, atol=1e-7
-    )
+def vague_regression(arm, context):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1e4).expand([A, 2]).to_event(2))
+    normal((weight[arm] * context).sum(-1), 0.1)
 
 
 @pytest.mark.slow
@@ -383,37 +240,120 @@ def test_a_posterior_beyond_the_precision_of_numbers_is_not_trusted():
     # Collinear features a thousand times over, against a prior 1e20 times weaker: no factor of that precision exists.
     with jax.enable_x64(True):
         engine = conjugate(RewardModel(vague_regression, A, np.ones(2)))
-        rows = Interaction(
-            jnp.zeros(3, int), jnp.ones(3), jnp.outer(jnp.array([1e5, 2e5, -1e5]), jnp.array([1.0, 3.0]))
-        )
-        state = engine.init(KEY)
-        after, info = jax.jit(engine.update)(KEY, state, rows)
-    assert not bool(info.is_trusted)
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
-
-
-def vague_regression(arm, context):
-    weight = numpyro.sample("weight", dist.Normal(0.0, 1e4).expand([A, 2]).to_event(2))
-    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.1))
+        assert_not_learnt(engine, rows_of([0] * 3, [1.0] * 3, np.outer([1e5, 2e5, -1e5], [1.0, 3.0])))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "reward", "context"),
     [
-        (gamma_poisson, np.array([0, 1, 10**3, 10**6, 10**9]), np.array([1e-6, 1.0, 1e3, 1e6, 1e9])),
-        (normal_inverse_gamma, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None),
+        (
+            poisson_with_exposure,
+            np.array([0, 1, 10**3, 10**6, 10**9]),
+            {"exposure": np.array([1e-6, 1.0, 1e3, 1e6, 1e9])},
+        ),
+        (normal_with_unknown_variance_per_arm, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None),
         # Up to 1e5 times the noise: rounding could hide more than is certified beyond 1e6 times it.
         (regression, np.array([1e-8, 1.0, -1e3, 1e5, 1e5 + 1]), np.outer([1e-6, 1.0, 1e2, 1e3, -1e3], [1.0, 3.0])),
     ],
     ids=["poisson", "unknown variance", "regression"],
 )
 def test_data_of_any_size_are_certified_where_the_program_is_conjugate(program, reward, context):
-    example = None if context is None else np.ones(context.shape[1:])
+    example = jax.tree.map(lambda leaf: np.ones(leaf.shape[1:]), context)
     with jax.enable_x64(True):
         engine = conjugate(RewardModel(program, A, example))
-        rows = Interaction(*jax.tree.map(jnp.asarray, (np.array([0, 1, 2, 0, 1]), reward, context)))
-        state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
-        again, info_again = jax.jit(engine.update)(KEY, state, rows)
+        rows = rows_of([0, 1, 2, 0, 1], reward, context)
+        state, info = learnt(engine, rows)
+        _, info_again = learnt(engine, rows, state)
     assert info.is_certified.all(), info.residual
     assert info_again.is_certified.all(), info_again.residual
+
+
+# Forgetting: an exact posterior under a discount is the posterior of the likelihood so weighted
+
+
+def of_four_outcomes(arm):
+    """A Beta, a Gamma, a Normal-InverseGamma and a free Gaussian posterior at once."""
+    rate = latents("rate", dist.Beta(1.0, 2.0), A)
+    hazard = latents("hazard", dist.Gamma(2.0, 1.5), A)
+    variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
+    mean = numpyro.sample("mean", dist.Normal(0.3, 2.0 * jnp.sqrt(variance)))
+    level = latents("level", dist.Normal(-1.0, 0.5), A)
+    numpyro.sample("click", dist.Bernoulli(rate[arm]))
+    numpyro.sample("wait", dist.Exponential(hazard[arm]))
+    numpyro.sample("value", dist.Normal(mean + 0.0 * arm, jnp.sqrt(variance)))
+    numpyro.sample("other", dist.Normal(level[arm], 0.7))
+    numpyro.deterministic("expected_reward", rate[arm])
+
+
+@pytest.mark.slow
+def test_a_discount_weighs_each_row_by_its_age():
+    names = ("click", "wait", "value", "other")
+    arm, click = np.array([0, 1, 2, 0, 0, 1]), np.array([1, 0, 1, 0, 1, 1])
+    wait, value = np.array([0.5, 2.0, 1.0, 0.1, 3.0, 0.7]), np.array([9.0, 11.0, 10.5, 9.5, 10.0, 12.0])
+    with jax.enable_x64(True):
+        engine = conjugate(RewardModel(of_four_outcomes, A, outcomes=names), discount=0.9)
+        rows = rows_of(arm, dict(zip(names, (click, wait, value, value), strict=True)))
+        state = None
+        for mask in (jnp.arange(6) < 3, jnp.arange(6) == 3, jnp.arange(6) > 3):
+            state, info = learnt(engine, rows._replace(mask=mask), state)
+            assert bool(info.is_trusted)
+    weight = 0.9 ** np.arange(5, -1, -1)
+    played, total = sums(weight, arm), weight.sum()
+    average = weight @ value / total
+    level = (-1.0 / 0.25 + sums(weight * value, arm) / 0.49) / (4.0 + played / 0.49)
+    failures = sums(weight * (1 - click), arm)
+    expected = {
+        "rate": {"concentration1": 1.0 + sums(weight * click, arm), "concentration0": 2.0 + failures},
+        "hazard": {"concentration": 2.0 + played, "rate": 1.5 + sums(weight * wait, arm)},
+        **of_averages(total, average, weight @ (value - average) ** 2),
+        "level": {"mean": level, "covariance": np.diag(1 / (4.0 + played / 0.49))},
+    }
+    assert_close(engine.capabilities.parameters(state), expected, rtol=1e-9)
+
+
+def test_a_discounted_beta_posterior_follows_power_discounting_and_its_evidence_adds_up_predictive_densities():
+    arms, rewards = np.array([0, 1, 0, 0, 1]), np.array([1, 0, 0, 1, 1])
+    expected, log_evidence = np.ones((2, 2)), 0.0
+    for arm, reward in zip(arms, rewards, strict=True):
+        expected = 1.0 + 0.8 * (expected - 1.0)
+        log_evidence += np.log(expected[1 - reward, arm] / expected[:, arm].sum())
+        expected[:, arm] += [reward, 1 - reward]
+    with jax.enable_x64(True):
+        engine, rows = conjugate(bernoulli_model(2), discount=0.8), rows_of(arms, rewards)
+        together, info = learnt(engine, rows._replace(mask=jnp.ones(5, bool)))
+        in_turn = engine.init(KEY)
+        for row in range(5):  # the others masked: the same shape compiles once
+            in_turn, _ = learnt(engine, rows._replace(mask=jnp.arange(5) == row), in_turn)
+        assert bool(info.is_trusted)
+        assert engine.capabilities.log_evidence(in_turn) == (pytest.approx(log_evidence, abs=1e-10), 0.0)
+    for state in (together, in_turn):
+        found = engine.capabilities.parameters(state)["rate"]
+        for own, name in zip(expected, ("concentration1", "concentration0"), strict=True):
+            np.testing.assert_allclose(found[name], own, rtol=1e-10)
+
+
+def test_a_discount_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match=r"discount must lie in \(0, 1\], got 1.5"):
+        conjugate(bernoulli_model(3), discount=1.5)
+
+
+@pytest.mark.slow
+def test_forgetting_lowers_the_regret_where_the_best_arm_changes_and_costs_some_where_it_does_not():
+    # Paired over 40 realizations; both differences are tested at four standard errors.
+    model = bernoulli_model(3)
+    world = Environment(model, {"rate": [0.6, 0.4, 0.2]}, changes={301: {"rate": [0.2, 0.4, 0.6]}})
+
+    def regret(discount):
+        engine = functools.partial(engines.conjugate, discount=discount)
+        counts = dict(num_steps=600, num_realizations=40, num_samples=300)
+        found = simulate(0, model, engine, selectors.double_sampling(), world, **counts)["regret"].values
+        return found[:, :300].sum(axis=1), found[:, 300:].sum(axis=1)
+
+    (kept_before, kept_after), (before, after) = regret(1.0), regret(0.98)
+
+    def standard_errors(difference):
+        return difference.mean() / (difference.std(ddof=1) / np.sqrt(len(difference)))
+
+    assert standard_errors(before - kept_before) > 4
+    assert standard_errors(kept_before + kept_after - before - after) > 4

@@ -7,9 +7,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import KEY, bernoulli, normal, per_arm, rows_of
 from scipy import stats
 
-from ppl_bandit import Bandit, Interaction, RewardModel, engines
+from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.engines.inner.density import coordinates_at, standard_posterior
 from ppl_bandit.engines.proof.assignment import find_scales, read_supports, split_gaussian_blocks
 
@@ -19,41 +20,56 @@ def weights_of(arms=3):
         return numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
 
 
+def forms(weights, arm, context):
+    return jnp.sum(weights[arm] * context, axis=-1)
+
+
 def own_weights(arm, context):
-    numpyro.sample("reward", dist.Normal(jnp.sum(weights_of()[arm] * context, axis=-1), 1.0))
+    normal(forms(weights_of(), arm, context))
 
 
 def shared_level(arm, context):
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    numpyro.sample("reward", dist.Normal(level + jnp.sum(weights_of()[arm] * context, axis=-1), 1.0))
+    normal(numpyro.sample("level", dist.Normal(0.0, 1.0)) + forms(weights_of(), arm, context))
 
 
 def common_mean(arm, context):
     centre = numpyro.sample("centre", dist.Normal(0.0, 1.0))
-    with numpyro.plate("arms", 3):
-        weights = numpyro.sample("weights", dist.Normal(centre, 1.0).expand([2]).to_event(1))
-    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), 1.0))
+    normal(forms(per_arm("weights", dist.Normal(centre, 1.0).expand([2]).to_event(1), 3), arm, context))
 
 
 def spills_over(arm, context):
     """A reward of one arm speaks of the next one too, though no expected reward reads another arm's weights."""
     means = jnp.sum(weights_of()[None] * context[:, None], axis=-1)
     own, beside = (jnp.take_along_axis(means, (arm + k)[:, None] % 3, axis=1)[:, 0] for k in (0, 1))
-    numpyro.sample("reward", dist.Normal(own + 0.1 * beside, 1.0))
+    normal(own + 0.1 * beside)
     numpyro.deterministic("expected_reward", own)
 
 
 def tied(arm, context):
     weights = weights_of()
     numpyro.factor("alike", -jnp.sum((weights[0] - weights[1]) ** 2))
-    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), 1.0))
+    normal(forms(weights, arm, context))
 
 
 def scaled_by_one_noise(arm, context):
-    variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
-    with numpyro.plate("arms", 3):
-        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), jnp.sqrt(variance)).to_event(1))
-    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), jnp.sqrt(variance)))
+    noise = jnp.sqrt(numpyro.sample("variance", dist.InverseGamma(2.0, 1.0)))
+    normal(forms(per_arm("weights", dist.Normal(jnp.zeros(2), noise).to_event(1), 3), arm, context), noise)
+
+
+def layout_of(program):
+    model = RewardModel(program, 3, jnp.ones(2))
+    return split_gaussian_blocks(model, find_scales(model, read_supports(model)))
+
+
+def read(engine, rows, context, measure):
+    """Return what is measured of the marginals of expected rewards after rows."""
+
+    @jax.jit
+    def found():
+        state = engine.init(KEY) if rows is None else engine.update(KEY, engine.init(KEY), rows)[0]
+        return measure(engine.capabilities.marginals(state, None if context is None else jnp.asarray(context)))
+
+    return jax.device_get(found())
 
 
 @pytest.mark.parametrize(
@@ -69,8 +85,7 @@ def scaled_by_one_noise(arm, context):
 )
 def test_reals_are_apart_only_where_no_datum_and_no_prior_ties_them(program, blocks):
     with jax.enable_x64(True):
-        model = RewardModel(program, 3, jnp.ones(2))
-        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
+        layout = layout_of(program)
     found = [own[mask].tolist() for own, mask in zip(layout.members, layout.is_member, strict=True)]
     assert found == blocks
     assert set(layout.owner.tolist()) == ({0} if program is scaled_by_one_noise else {-1})
@@ -80,7 +95,7 @@ def test_the_probability_of_being_best_is_that_of_independent_normals():
     """Two arms: the difference of their forms is normal, with the sum of their variances, by the textbook's regression."""
 
     def program(arm, context):
-        numpyro.sample("reward", dist.Normal(jnp.sum(weights_of(2)[arm] * context, axis=-1), 0.5))
+        normal(forms(weights_of(2), arm, context), 0.5)
 
     rng = np.random.default_rng(0)
     arms, contexts = rng.integers(0, 2, 12), rng.normal(size=(12, 2))
@@ -94,14 +109,8 @@ def test_the_probability_of_being_best_is_that_of_independent_normals():
     exact = stats.norm.cdf((means[0] - means[1]) / np.sqrt(sum(variances)))
     with jax.enable_x64(True):
         engine = engines.conjugate(RewardModel(program, 2, jnp.zeros(2)))
-        rows = Interaction(jnp.asarray(arms), jnp.asarray(rewards), jnp.asarray(contexts))
-
-        @jax.jit
-        def found():
-            state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            return engine.capabilities.marginals(state, jnp.asarray(here)).best_arm_probs()
-
-        np.testing.assert_allclose(found(), [exact, 1.0 - exact], atol=1e-4)
+        found = read(engine, rows_of(arms, rewards, contexts), here, lambda marginals: marginals.best_arm_probs())
+    np.testing.assert_allclose(found, [exact, 1.0 - exact], atol=1e-4)
 
 
 def shuffled(values):
@@ -117,34 +126,20 @@ def shuffled(values):
 
 
 over_priors = pytest.mark.parametrize(
-    "prior",
-    [
-        pytest.param(dist.Beta(1.0, 1.0), id="beta"),
-        pytest.param(dist.Normal(0.0, 1.0), id="normal"),
-    ],
+    ("prior", "law"), [(dist.Beta(1.0, 1.0), bernoulli), (dist.Normal(0.0, 1.0), normal)], ids=["beta", "normal"]
 )
 
 
 @pytest.mark.slow
 @over_priors
-def test_arms_that_are_moved_about_are_still_apart(prior):
+def test_arms_that_are_moved_about_are_still_apart(prior, law):
     def program(arm):
-        with numpyro.plate("arms", 3):
-            value = numpyro.sample("value", prior)
-        mean = shuffled(value)[arm]
-        is_rate = isinstance(prior, dist.Beta)
-        numpyro.sample("reward", dist.Bernoulli(mean) if is_rate else dist.Normal(mean, 1.0))
+        law(shuffled(per_arm("value", prior, 3))[arm])
 
     with jax.enable_x64(True):
         engine = engines.conjugate(RewardModel(program, 3))
-        rows = Interaction(jnp.array([0, 0, 0, 1]), jnp.array([1.0, 1.0, 1.0, 0.0]))
-
-        @jax.jit
-        def probs():
-            state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            return engine.capabilities.marginals(state, None).best_arm_probs()
-
-        found = probs()
+        rows = rows_of([0, 0, 0, 1], [1.0, 1.0, 1.0, 0.0])
+        found = read(engine, rows, None, lambda marginals: marginals.best_arm_probs())
     # By draws of the laws by hand, to four standard errors of a share of 200,000.
     rng = np.random.default_rng(0)
     if isinstance(prior, dist.Beta):
@@ -166,7 +161,7 @@ def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
         mean = numpyro.sample("mean", dist.Normal(1.0, 1.0))
         third = numpyro.sample("third", dist.Normal(mean, 0.5).expand([2]).to_event(1))
         means = jnp.stack([context @ weights[0], context @ weights[1] + level, context @ third], axis=-1)
-        numpyro.sample("reward", dist.Normal(jnp.take_along_axis(means, arm[:, None], axis=1)[:, 0], 0.7))
+        normal(jnp.take_along_axis(means, arm[:, None], axis=1)[:, 0], 0.7)
 
     rng = np.random.default_rng(1)
     arms, contexts, rewards = rng.integers(0, 3, 20), rng.normal(size=(20, 2)), rng.normal(size=20)
@@ -187,16 +182,12 @@ def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
     with jax.enable_x64(True):
         engine = engines.conjugate(RewardModel(program, 3, jnp.zeros(2)))
 
-        @jax.jit
-        def found():
-            rows = Interaction(jnp.asarray(arms), jnp.asarray(rewards), jnp.asarray(contexts))
-            state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            offered = engine.capabilities.marginals(state, jnp.asarray(here))
+        def measure(offered):
             assert offered.best_arm_probs is not None  # proved apart
             one = stats.norm.cdf(1.0)
             return offered.quantile(one) - offered.quantile(0.5), offered.table(jr.key(1), 20_000)
 
-        spread, table = jax.device_get(found())
+        spread, table = read(engine, rows_of(arms, rewards, contexts), here, measure)
     np.testing.assert_allclose(spread, deviations, rtol=1e-4)
     # Of 20,000 draws a standard deviation has a relative error of 1 / sqrt(40,000), a correlation one of 1 / sqrt(20,000).
     np.testing.assert_allclose(np.std(table, axis=0), deviations, rtol=4 / 200)
@@ -208,11 +199,10 @@ def test_features_before_arms_are_blocks_all_the_same():
 
     def program(arm, context):
         weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
-        numpyro.sample("reward", dist.Normal(jnp.sum(weights[:, arm].T * context, axis=-1), 1.0))
+        normal(jnp.sum(weights[:, arm].T * context, axis=-1))
 
     with jax.enable_x64(True):
-        model = RewardModel(program, 3, jnp.ones(2))
-        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
+        layout = layout_of(program)
         assert layout.members.tolist() == [[0, 3], [1, 4], [2, 5]]
         law = standard_posterior(layout)._replace(mean=jnp.arange(6.0).reshape(3, 2))
         for held in (law, jax.device_get(law)):
@@ -221,16 +211,15 @@ def test_features_before_arms_are_blocks_all_the_same():
 
 @pytest.mark.slow
 @over_priors
-def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
+def test_an_arm_that_is_given_away_is_sure_and_independent(prior, law):
     def program(arm):
         value = numpyro.sample("value", prior.expand([3]).to_event(1))
         numpyro.deterministic("expected_reward", jnp.array([0.0, 5.0, 3.0])[arm] * value[arm])
-        is_rate = isinstance(prior, dist.Beta)
-        numpyro.sample("reward", dist.Bernoulli(value[arm]) if is_rate else dist.Normal(value[arm], 1.0))
+        law(value[arm])
 
     with jax.enable_x64(True):
         engine = engines.conjugate(RewardModel(program, 3))
-        probs = jax.jit(lambda: engine.capabilities.marginals(engine.init(jr.key(0)), None).best_arm_probs())()
+        probs = read(engine, None, None, lambda marginals: marginals.best_arm_probs())
     if isinstance(prior, dist.Beta):  # of two uniforms on (0, 5) and (0, 3), the second wins with probability 3 / 10
         exact = [0.0, 0.7, 0.3]
     else:  # a sector of the plane, of directions scaled by 5 and 3: both below 0 is a quarter
@@ -250,19 +239,16 @@ def test_rewards_without_forward_mode_have_the_same_marginals():
     doubled.defvjp(lambda x: (2.0 * x, None), lambda _, g: (2.0 * g,))
 
     def custom(arm):
-        with numpyro.plate("arms", 3):
-            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-        numpyro.sample("reward", dist.Normal(doubled(mean)[arm], 1.0))
+        mean = per_arm("mean", dist.Normal(0.0, 1.0), 3)
+        normal(doubled(mean)[arm])
 
     model = RewardModel(custom, 3)
     engine = engines.conjugate(model)
 
-    @jax.jit
-    def measure(state):
-        marginals = engine.capabilities.marginals(state, None)
+    def measure(marginals):
         return marginals.best_arm_probs(), marginals.quantile(jnp.array(0.3)), marginals.pseudo_counts()
 
-    probs, quantile, counts = measure(engine.init(jr.key(0)))
+    probs, quantile, counts = read(engine, None, None, measure)
     # Expected rewards are Normal(0, 2), equal for all arms, and a reward has variance 1 about them: worth 1 / 4 reward.
     np.testing.assert_allclose(probs, 1 / 3, rtol=1e-5)
     np.testing.assert_allclose(quantile, 2.0 * stats.norm.ppf(0.3), rtol=1e-5)

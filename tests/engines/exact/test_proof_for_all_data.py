@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from programs import bernoulli, latents, normal, of_one_latent, poisson, reals, reward, slow_but, with_term
 
 from ppl_bandit.engines import collapsed, conjugate
 from ppl_bandit.engines.proof.analyticity import not_conjugate
@@ -32,39 +33,31 @@ def near(z):
     return (z - 3.7) / 0.002
 
 
-def positive_latents(*names):
-    return [numpyro.sample(name, dist.Gamma(4.0, 1.0)) for name in names]
+def of_rates(term):
+    return with_term(lambda: latents("rate", dist.Gamma(4.0, 1.0)), term, poisson)
 
 
-def with_factor(factor, prior=None):
-    """A Poisson program whose prior has one more term."""
-
-    def program(arm):
-        rate = numpyro.sample("rate", (prior or dist.Gamma(4.0, 1.0)).expand([A]))
-        numpyro.factor("term", factor(rate[0], rate[1]))
-        numpyro.sample("reward", dist.Poisson(rate[arm]) if prior is None else dist.Bernoulli(rate[arm]))
-
-    return program
+def of_reals(term):
+    """An observation or a factor depends on a real latent."""
+    return with_term(reals, lambda z, _: term(z), normal)
 
 
-def spike_of_a_real_latent(make):
-    """A multivariate normal observation whose covariance, and a pilot whose rate, depend on a real latent."""
+def of_shares(term):
+    """A Bernoulli program with an observation of the user's that depends on a share, or a factor."""
+    return with_term(lambda: latents("rate", dist.Beta(2.0, 5.0)), term, bernoulli)
 
-    def program(arm):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))
-        make(mean[0])
-        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
 
-    return program
+def with_pilot(term):
+    return of_shares(lambda u, _: term(u))
+
+
+def pilot(law, obs):
+    numpyro.sample("pilot", law, obs=obs)
 
 
 def covariance_of_a_real_latent(z):
     spread = 1e-30 + (z - 0.8) ** 2
-    numpyro.sample("pilot", dist.MultivariateNormal(jnp.zeros(2), spread * jnp.eye(2)), obs=jnp.zeros(2))
-
-
-def beta_prior():
-    return dist.Beta(2.0, 5.0)
+    pilot(dist.MultivariateNormal(jnp.zeros(2), spread * jnp.eye(2)), jnp.zeros(2))
 
 
 def needle(u):
@@ -72,36 +65,25 @@ def needle(u):
     return (4.0 * u * (1.0 - u)) ** 1e12
 
 
-def with_pilot(make):
-    """A Bernoulli program with an observation of the user's that depends on a share."""
-
-    def program(arm):
-        rate = numpyro.sample("rate", beta_prior().expand([A]))
-        make(rate[0])
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    return program
-
-
 def gamma_of_a_needle(u):
     """log p rises by 40 where the concentration is 40, and is constant once its logarithm is taken away."""
-    numpyro.sample("pilot", dist.Gamma(40.0 * needle(u), 1.0), obs=40.0)
+    pilot(dist.Gamma(40.0 * needle(u), 1.0), 40.0)
     numpyro.factor("background", -jnp.log(needle(u)))
 
 
 def dirichlet_of_a_needle(u):
-    numpyro.sample("pilot", dist.Dirichlet(40.0 * needle(u) * jnp.ones(3)), obs=jnp.ones(3) / 3.0)
+    pilot(dist.Dirichlet(40.0 * needle(u) * jnp.ones(3)), jnp.ones(3) / 3.0)
     numpyro.factor("background", -2.0 * jnp.log(needle(u)))
 
 
 def count_of_a_needle(u):
-    numpyro.sample("pilot", dist.NegativeBinomialLogits(40.0 * needle(u), 3.0), obs=40)
+    pilot(dist.NegativeBinomialLogits(40.0 * needle(u), 3.0), 40)
     numpyro.factor("background", -jnp.log(needle(u)))
 
 
 def weight_of_a_needle(u):
     with handlers.scale(scale=needle(u)):
-        numpyro.sample("pilot", dist.Normal(0.0, 1e-17), obs=0.0)
+        pilot(dist.Normal(0.0, 1e-17), 0.0)
 
 
 def kink(u):
@@ -109,63 +91,42 @@ def kink(u):
 
 
 HIDDEN = {
-    "a product of products": with_factor(
+    "a product of products": of_rates(
         lambda x, y: 12.0 / (1.0 + jnp.square(jnp.square(near(x) * near(x + 0.1 * y) * near(y))))
     ),
-    "a product of squares": with_factor(lambda x, y: -((near(x) ** 2 * near(y) ** 2 * near(x) ** 2) ** 2)),
-    "a power of a product": with_factor(lambda x, y: 1e-9 * (near(x) * near(y)) ** 4),
-    "reduce_prod": with_factor(lambda x, y: jnp.prod(jnp.stack([near(x)] * 6))),
-    "cumprod": with_factor(lambda x, y: jnp.cumprod(jnp.stack([near(x)] * 6))[-1]),
-    "a dot product of powers": with_factor(
+    "a product of squares": of_rates(lambda x, y: -((near(x) ** 2 * near(y) ** 2 * near(x) ** 2) ** 2)),
+    "a power of a product": of_rates(lambda x, y: 1e-9 * (near(x) * near(y)) ** 4),
+    "reduce_prod": of_rates(lambda x, y: jnp.prod(jnp.stack([near(x)] * 6))),
+    "cumprod": of_rates(lambda x, y: jnp.cumprod(jnp.stack([near(x)] * 6))[-1]),
+    "a dot product of powers": of_rates(
         lambda x, y: jnp.dot(jnp.stack([near(x) ** 3] * 2), jnp.stack([near(y) ** 3] * 2))
     ),
-    "a hill of width 1e-10": with_factor(lambda x, y: 40.0 / (1.0 + ((x - 3.7) / 1e-10) ** 2)),
-    "a hill by a negative power": with_factor(lambda x, y: 40.0 * (1.0 + ((x - 3.7) / 1e-8) ** 2) ** -1),
-    "a hill by a reciprocal root": with_factor(lambda x, y: 40.0 * jax.lax.rsqrt(1.0 + ((x - 3.7) / 1e-8) ** 2)),
-    "a hill by a logarithm": with_factor(lambda x, y: -9.0 * jnp.log(1e-16 + (x - 3.7) ** 2)),
-    "a hill by log1p": with_factor(lambda x, y: -9.0 * jnp.log1p(-1.0 + 1e-16 + (x - 3.7) ** 2)),
-    "a pole of size 1e-13": with_factor(lambda x, y: 1e-13 / (x - 3.7)),
-    "a pole where two shares meet": with_factor(lambda u, v: 1e-13 / (1.0 - u - v), beta_prior()),
-    "a high power of a share and the rest": with_factor(
-        lambda u, v: 40.0 * (4.0 * u * (1.0 - u)) ** 10_000, beta_prior()
-    ),
-    "high powers of a share": with_factor(lambda u, v: 1e5 * (u**1000 - u**1001), beta_prior()),
-    "an exponential": with_factor(lambda x, y: 40.0 * jnp.exp(-1e8 * (x - 3.7) ** 2)),
-    "a hill of real latents": spike_of_a_real_latent(
-        lambda z: numpyro.factor("term", 40.0 / (1.0 + ((z - 0.7) / 1e-8) ** 2))
-    ),
-    "a real latent in a covariance": spike_of_a_real_latent(covariance_of_a_real_latent),
-    "a real latent in a rate": spike_of_a_real_latent(
-        lambda z: numpyro.sample("pilot", dist.Gamma(1e-30 + (z - 0.8) ** 2, 1.0), obs=2.0)
-    ),
-    "a real latent in a probability": spike_of_a_real_latent(
-        lambda z: numpyro.sample("pilot", dist.Bernoulli(1e-15 + (z - 0.8) ** 2), obs=1)
-    ),
+    "a hill of width 1e-10": of_rates(lambda x, y: 40.0 / (1.0 + ((x - 3.7) / 1e-10) ** 2)),
+    "a hill by a negative power": of_rates(lambda x, y: 40.0 * (1.0 + ((x - 3.7) / 1e-8) ** 2) ** -1),
+    "a hill by a reciprocal root": of_rates(lambda x, y: 40.0 * jax.lax.rsqrt(1.0 + ((x - 3.7) / 1e-8) ** 2)),
+    "a hill by a logarithm": of_rates(lambda x, y: -9.0 * jnp.log(1e-16 + (x - 3.7) ** 2)),
+    "a hill by log1p": of_rates(lambda x, y: -9.0 * jnp.log1p(-1.0 + 1e-16 + (x - 3.7) ** 2)),
+    "a pole of size 1e-13": of_rates(lambda x, y: 1e-13 / (x - 3.7)),
+    "a pole where two shares meet": of_shares(lambda u, v: 1e-13 / (1.0 - u - v)),
+    "a high power of a share and the rest": of_shares(lambda u, v: 40.0 * (4.0 * u * (1.0 - u)) ** 10_000),
+    "high powers of a share": of_shares(lambda u, v: 1e5 * (u**1000 - u**1001)),
+    "an exponential": of_rates(lambda x, y: 40.0 * jnp.exp(-1e8 * (x - 3.7) ** 2)),
+    "a hill of real latents": of_reals(lambda z: 40.0 / (1.0 + ((z - 0.7) / 1e-8) ** 2)),
+    "a real latent in a covariance": of_reals(covariance_of_a_real_latent),
+    "a real latent in a rate": of_reals(lambda z: pilot(dist.Gamma(1e-30 + (z - 0.8) ** 2, 1.0), 2.0)),
+    "a real latent in a probability": of_reals(lambda z: pilot(dist.Bernoulli(1e-15 + (z - 0.8) ** 2), 1)),
     "a high power in a concentration": with_pilot(gamma_of_a_needle),
     "a high power in concentrations": with_pilot(dirichlet_of_a_needle),
     "a high power in a count": with_pilot(count_of_a_needle),
     "a high power in a weight": with_pilot(weight_of_a_needle),
-    "a branch where constants are 0": with_pilot(
-        lambda u: numpyro.factor("term", jnp.where(jnp.array([1.0, 0.0]) * u > 0, u, kink(u)).sum())
-    ),
-    "a branch where constants are infinite": with_pilot(
-        lambda u: numpyro.factor("term", jnp.where(jnp.isfinite(u * jnp.inf), u, kink(u)))
-    ),
-    "a branch where constants are nan": with_pilot(
-        lambda u: numpyro.factor("term", jnp.where(u * jnp.nan == u * jnp.nan, u, kink(u)))
-    ),
+    "a branch where constants are 0": with_pilot(lambda u: jnp.where(jnp.array([1.0, 0.0]) * u > 0, u, kink(u)).sum()),
+    "a branch where constants are infinite": with_pilot(lambda u: jnp.where(jnp.isfinite(u * jnp.inf), u, kink(u))),
+    "a branch where constants are nan": with_pilot(lambda u: jnp.where(u * jnp.nan == u * jnp.nan, u, kink(u))),
     "a branch where infinite constants compare": with_pilot(
-        lambda u: numpyro.factor("term", jnp.where(u * jnp.inf * jnp.ones(2) == jnp.inf, kink(u), u).sum())
+        lambda u: jnp.where(u * jnp.inf * jnp.ones(2) == jnp.inf, kink(u), u).sum()
     ),
-    "a real latent in a concentration": spike_of_a_real_latent(
-        lambda z: numpyro.sample("pilot", dist.Beta(1e-15 + (z - 0.8) ** 2, 1.0), obs=0.5)
-    ),
+    "a real latent in a concentration": of_reals(lambda z: pilot(dist.Beta(1e-15 + (z - 0.8) ** 2, 1.0), 0.5)),
 }
-
-
-def slow_but(names, *kept):
-    """Return parameters of which the default run has one for every kind of operation; other spellings are slow."""
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -242,19 +203,18 @@ def test_what_turns_a_density_around_is_no_program(program):
 @pytest.mark.slow
 def test_a_split_may_have_an_outer_weight():
     def program(arm):
-        weight = numpyro.sample("weight", dist.Gamma(2.0, 1.0))
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
+        weight, rate = numpyro.sample("weight", dist.Gamma(2.0, 1.0)), latents("rate", dist.Beta(1.0, 1.0))
         with handlers.scale(scale=weight):
-            numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+            bernoulli(rate[arm])
 
     assert collapsed(RewardModel(program, A), outer="weight").explanation.reason.startswith("exact given weight")
 
 
 def test_a_row_whose_weight_is_negative_cannot_be_produced():
     def program(arm, context):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
+        rate = latents("rate", dist.Beta(1.0, 1.0))
         with handlers.scale(scale=context):
-            numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+            bernoulli(rate[arm])
 
     model = RewardModel(program, A, np.float64(1.0))
     rows = Interaction(jnp.zeros(3, int), jnp.ones(3), jnp.array([1.0, 0.0, -1.0]))
@@ -262,28 +222,13 @@ def test_a_row_whose_weight_is_negative_cannot_be_produced():
     assert found["reward"].tolist() == [True, True, False]
 
 
-def bernoulli(link, prior=None, context=False):
-    def program(arm):
-        rate = numpyro.sample("rate", (prior or dist.Beta(2.0, 3.0)).expand([A]))
-        numpyro.sample("reward", dist.Bernoulli(link(rate, arm)))
-
-    return program
+def of_share(link, prior=None):
+    prior = (prior or dist.Beta(2.0, 3.0)).expand([A])
+    return of_one_latent("rate", prior, lambda rate, arm: dist.Bernoulli(link(rate, arm)))
 
 
-def poisson(link):
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Gamma(2.0, 3.0).expand([A]))
-        numpyro.sample("reward", dist.Poisson(link(rate, arm)))
-
-    return program
-
-
-def exponential(link):
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Gamma(2.0, 3.0).expand([A]))
-        numpyro.sample("reward", dist.Exponential(link(rate, arm)))
-
-    return program
+def of_rate(link, law=dist.Exponential):
+    return of_one_latent("rate", dist.Gamma(2.0, 3.0).expand([A]), lambda rate, arm: law(link(rate, arm)))
 
 
 def log_odds_of_half(half, arm):
@@ -296,24 +241,24 @@ def one_hot(arm):
 
 
 HARMLESS = {
-    "where positive": exponential(lambda z, arm: jnp.where(z > 0, z, 1.0)[arm]),
-    "where not negative": exponential(lambda z, arm: jnp.where(0.0 >= z[arm], 1.0, z[arm])),
-    "maximum with 0": exponential(lambda z, arm: jnp.maximum(z, 0.0)[arm]),
-    "relu": exponential(lambda z, arm: jax.nn.relu(z)[arm]),
-    "abs": exponential(lambda z, arm: jnp.abs(-z)[arm]),
-    "the root of a one-hot product": exponential(lambda z, arm: jnp.sqrt(one_hot(arm) @ z**2)),
-    "the root of a sum over one-hot columns": exponential(lambda z, arm: jnp.sqrt((one_hot(arm) * z**2).sum(-1))),
-    "a sum over arms": exponential(lambda z, arm: sum((arm == a) * z[a] for a in range(A)) ** 1.0),
-    "log odds of a half": bernoulli(log_odds_of_half, dist.Uniform(0.0, 0.5)),
-    "sigmoid of logit": bernoulli(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u))[arm]),
-    "sigmoid of logit, gathered": bernoulli(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u)[arm])),
-    "1 - (1 - share)": bernoulli(lambda u, arm: jnp.exp(jnp.log(1.0 - (1.0 - u)))[arm]),
-    "-expm1(log1p(-share))": bernoulli(lambda u, arm: -jnp.expm1(jnp.log1p(-u))[arm]),
-    "odds": bernoulli(lambda u, arm: (u / (1.0 - u))[arm] / (1.0 + (u / (1.0 - u))[arm])),
-    "exp of log": poisson(lambda z, arm: jnp.exp(jnp.log(z)[arm] + 0.5)),
-    "two multiples": exponential(lambda z, arm: 1.0 / (z[arm] + 2.0 * z[arm])),
-    "a clip at the ends": bernoulli(lambda u, arm: jnp.log(jnp.clip(u, 0.0, 1.0))[arm] * 0.0 + u[arm]),
-    "is finite": poisson(lambda z, arm: jnp.where(jnp.isfinite(z), z, 1.0)[arm]),
+    "where positive": of_rate(lambda z, arm: jnp.where(z > 0, z, 1.0)[arm]),
+    "where not negative": of_rate(lambda z, arm: jnp.where(0.0 >= z[arm], 1.0, z[arm])),
+    "maximum with 0": of_rate(lambda z, arm: jnp.maximum(z, 0.0)[arm]),
+    "relu": of_rate(lambda z, arm: jax.nn.relu(z)[arm]),
+    "abs": of_rate(lambda z, arm: jnp.abs(-z)[arm]),
+    "the root of a one-hot product": of_rate(lambda z, arm: jnp.sqrt(one_hot(arm) @ z**2)),
+    "the root of a sum over one-hot columns": of_rate(lambda z, arm: jnp.sqrt((one_hot(arm) * z**2).sum(-1))),
+    "a sum over arms": of_rate(lambda z, arm: sum((arm == a) * z[a] for a in range(A)) ** 1.0),
+    "log odds of a half": of_share(log_odds_of_half, dist.Uniform(0.0, 0.5)),
+    "sigmoid of logit": of_share(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u))[arm]),
+    "sigmoid of logit, gathered": of_share(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u)[arm])),
+    "1 - (1 - share)": of_share(lambda u, arm: jnp.exp(jnp.log(1.0 - (1.0 - u)))[arm]),
+    "-expm1(log1p(-share))": of_share(lambda u, arm: -jnp.expm1(jnp.log1p(-u))[arm]),
+    "odds": of_share(lambda u, arm: (u / (1.0 - u))[arm] / (1.0 + (u / (1.0 - u))[arm])),
+    "exp of log": of_rate(lambda z, arm: jnp.exp(jnp.log(z)[arm] + 0.5), dist.Poisson),
+    "two multiples": of_rate(lambda z, arm: 1.0 / (z[arm] + 2.0 * z[arm])),
+    "a clip at the ends": of_share(lambda u, arm: jnp.log(jnp.clip(u, 0.0, 1.0))[arm] * 0.0 + u[arm]),
+    "is finite": of_rate(lambda z, arm: jnp.where(jnp.isfinite(z), z, 1.0)[arm], dist.Poisson),
 }
 
 
@@ -352,9 +297,9 @@ def test_entries_that_data_choose_among_the_same_latents_are_different_numbers(c
 def test_high_powers_are_no_sign_and_no_test_of_finiteness():
     """z^1000 overflows at 2 and underflows at .4, so a sign of it is a branch on z."""
     programs = [
-        exponential(lambda z, arm: jnp.where(z**1000 > 0, z, z**2)[arm]),
-        exponential(lambda z, arm: jnp.where(jnp.isfinite(z**1000), z, z**2)[arm]),
-        exponential(lambda z, arm: jnp.where(z**1000 == z**1000, z, z**2)[arm]),
+        of_rate(lambda z, arm: jnp.where(z**1000 > 0, z, z**2)[arm]),
+        of_rate(lambda z, arm: jnp.where(jnp.isfinite(z**1000), z, z**2)[arm]),
+        of_rate(lambda z, arm: jnp.where(z**1000 == z**1000, z, z**2)[arm]),
     ]
     assert all(
         "comparison" in refusal_of(RewardModel(p, A)) or "finite" in refusal_of(RewardModel(p, A)) for p in programs
@@ -398,8 +343,7 @@ def test_a_kink_in_a_branch_of_data_is_refused_with_the_operation():
 
     def program(arm, context):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-        location = jnp.where(context > 1e6, jnp.abs(mean), mean)
-        numpyro.sample("reward", dist.Normal(location, 1.0))
+        normal(jnp.where(context > 1e6, jnp.abs(mean), mean))
 
     assert "abs" in refusal_of(RewardModel(program, A, np.float32(1.0)))
 
@@ -420,10 +364,10 @@ def test_a_branch_is_left_out_only_if_no_data_take_it(name):
     prior, is_plain = CHOSEN[name]
 
     def program(arm, context):
-        z = numpyro.sample("z", prior.expand([A]))[arm]
+        z = latents("z", prior)[arm]
         spike = 1.0 / (1.0 + ((z - 0.37) / 1e-6) ** 2)
         rate = jnp.where(is_plain(z, context), z, z * (1.0 - 0.5 * spike))
-        numpyro.sample("reward", dist.Bernoulli(rate) if isinstance(prior, dist.Beta) else dist.Exponential(rate))
+        reward(dist.Bernoulli(rate) if isinstance(prior, dist.Beta) else dist.Exponential(rate))
 
     assert refusal_of(RewardModel(program, A, np.float64(1.0)))
 
@@ -434,5 +378,5 @@ def test_a_triangular_solve_that_does_not_read_the_diagonal_is_no_power():
         solve = jax.lax.linalg.triangular_solve
         return solve(matrix, jnp.ones((8, 1)), left_side=True, lower=True, unit_diagonal=unit_diagonal)[-1, 0]
 
-    found = [refusal_of(RewardModel(with_factor(lambda z, _, flag=flag: solved(z, flag)), A)) for flag in (False, True)]
+    found = [refusal_of(RewardModel(of_rates(lambda z, _, flag=flag: solved(z, flag)), A)) for flag in (False, True)]
     assert found[0] == "" and "triangular solve" in found[1]

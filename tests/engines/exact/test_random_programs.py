@@ -51,12 +51,11 @@ class Shape(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How many programs of each truth there were, how many were exact, and which of those were wrong."""
+    """How many programs of each truth there were, how many of the conjugate ones were exact, and what was wrong."""
 
     num_conjugate: int
     num_conjugate_exact: int
     num_others: int
-    num_others_exact: int
     wrong: list[str]
 
 
@@ -334,7 +333,7 @@ def examine_many(name: str, num_programs: int, seed: int) -> Tally:
             # A hundredth of a standard deviation: what rounding may hide, `resolution`, moves a mean by no more.
             if not gap < 0.01:
                 wrong.append(f"{name}: off by {gap:.2g} sd, {draw}")
-    return Tally(*counts[True], *counts[False], wrong)
+    return Tally(*counts[True], counts[False][0], wrong)
 
 
 def is_plain(draw: Draw) -> bool:
@@ -343,17 +342,9 @@ def is_plain(draw: Draw) -> bool:
     return draw.is_conjugate and bool(np.all((sizes > 1e-4) & (sizes < 1e4)))
 
 
-@pytest.mark.slow  # exhaustive; test_conjugate_accepted.py and test_conjugate_refused.py have a program of each kind
-@pytest.mark.parametrize(("name", "num_programs"), [("hierarchy", 20), ("share", 20)])
-def test_no_random_program_passes_for_exact_with_another_posterior(name, num_programs):
-    tally = examine_many(name, num_programs, seed=1)
-    assert not tally.wrong, tally.wrong
-    assert tally.num_others > 0 and tally.num_conjugate_exact >= 0.7 * tally.num_conjugate, tally
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_no_random_program_of_two_thousand_passes_for_exact_with_another_posterior(name):
     tally = examine_many(name, 2000 // len(SHAPES) + 1, seed=2)
     assert not tally.wrong, tally.wrong
-    assert tally.num_conjugate_exact >= 0.7 * tally.num_conjugate, tally
+    assert tally.num_others > 0 and tally.num_conjugate_exact >= 0.7 * tally.num_conjugate, tally

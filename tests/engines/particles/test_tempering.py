@@ -17,6 +17,12 @@ def start_of(positions, log_targets):
     return Particles(positions, jnp.zeros_like(log_targets), zero, zero, evidence=evidence, log_targets=log_targets)
 
 
+def followed(key, targets, positions, *budget):
+    """Follow the path of targets from its start to its end."""
+    start = start_of(positions, targets((), positions, 0.0))
+    return jax.jit(lambda key, start: follow_path(key, targets, (), start, jnp.array(True), *budget))(key, start)
+
+
 @pytest.mark.slow
 def test_under_vmap_only_the_sets_that_need_it_are_moved_as_each_would_be_alone():
     """40 sets of 50 particles, of which 7 must be moved."""
@@ -49,9 +55,7 @@ def test_particles_reach_a_distant_target_and_estimate_the_ratio_of_integrals():
         near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
         return near + part * (far - near)
 
-    moved = jax.jit(lambda key, x: follow_path(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
-        jr.key(1), positions
-    )
+    moved = followed(jr.key(1), targets, positions)
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
     assert int(moved.evidence.num_stages) > 1 and float(moved.evidence.autocorrelation) <= max_autocorrelation(2000)
@@ -71,8 +75,7 @@ def test_particles_in_many_dimensions_reach_a_correlated_target():
     deviations and a standard deviation by .027; four of these. The integral of the datum's term is that of N(12; 0, 21).
     """
     x = jr.normal(jr.key(2), (1000, 20))
-    start = start_of(x, sum_of_twenty((), x, 0.0))
-    moved = jax.jit(lambda key, start: follow_path(key, sum_of_twenty, (), start, jnp.array(True)))(jr.key(3), start)
+    moved = followed(jr.key(3), sum_of_twenty, x)
     drawn, scale = np.asarray(moved.positions, float), np.sqrt(20 / 21)
     total = drawn.sum(axis=1)
     assert float(moved.evidence.autocorrelation) <= max_autocorrelation(1000)
@@ -86,10 +89,7 @@ def test_particles_in_many_dimensions_reach_a_correlated_target():
 def test_moves_that_end_at_their_budget_are_not_taken_for_mixed():
     """After ten evaluations, a stage has the fewest moves: eight of four coordinates, of which few forget twenty."""
     x = jr.normal(jr.key(2), (1000, 20))
-    start = start_of(x, sum_of_twenty((), x, 0.0))
-    moved = jax.jit(lambda key, start: follow_path(key, sum_of_twenty, (), start, jnp.array(True), 10))(
-        jr.key(3), start
-    )
+    moved = followed(jr.key(3), sum_of_twenty, x, 10)
     assert float(moved.evidence.autocorrelation) > 2 * max_autocorrelation(1000)
     np.testing.assert_allclose(moved.log_targets, sum_of_twenty((), moved.positions, 1.0), rtol=1e-4, atol=1e-3)
 
@@ -115,9 +115,7 @@ def test_proposals_without_a_density_are_counted_apart_from_impossible_ones(valu
     def targets(_, x, part):
         return jnp.where(x[:, 0] > 0, value, -0.5 * x[:, 0] ** 2)
 
-    moved = jax.jit(lambda key, x: follow_path(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
-        jr.key(1), positions
-    )
+    moved = followed(jr.key(1), targets, positions)
     share = float(moved.evidence.share_undefined)
     assert share == 0.0 if value == -jnp.inf else 0.1 < share < 0.6
     assert bool(jnp.all(moved.positions <= 0))
@@ -132,7 +130,7 @@ def test_after_the_last_stage_of_a_long_path_particles_are_weighted_to_its_end(m
     def targets(_, x, part):
         return -0.5 * (1.0 - part) * x[:, 0] ** 2 - 0.5 * part * ((x[:, 0] - 8.0) / 0.1) ** 2
 
-    moved = follow_path(jr.key(1), targets, (), start_of(positions, targets((), positions, 0.0)), jnp.array(True))
+    moved = followed(jr.key(1), targets, positions)
     assert int(moved.evidence.num_stages) == 3
     np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
     assert float(jnp.std(moved.log_weights)) > 10.0

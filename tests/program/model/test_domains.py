@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from programs import bernoulli, of_one_latent, rates, slow_but
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
@@ -53,10 +54,6 @@ def program_of(outcome):
         numpyro.sample("reward", outcome(arm))
 
     return program
-
-
-def slow_but(names, *kept):
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("name", slow_but(LEAVES, "a real probability"))
@@ -169,11 +166,7 @@ def test_wrapped_laws_are_stable_too_and_others_are_as_they_were():
 
 
 def test_a_model_of_a_truncated_outcome_reads_the_stable_forms():
-    def program(arm):
-        level = normals(-90.0)
-        numpyro.sample("reward", dist.TruncatedNormal(level[arm], 1.0, low=0.0))
-
-    model = RewardModel(program, A)
+    model = RewardModel(program_of(lambda arm: dist.TruncatedNormal(normals(-90.0)[arm], 1.0, low=0.0)), A)
     latents = {"z": jnp.array([-90.0, -100.0])}
     means = model.expected_rewards({"z": latents["z"][None]})[0]
     # 1 / a - 2 / a^3, the mean distance from a bound a standard deviations out
@@ -181,47 +174,34 @@ def test_a_model_of_a_truncated_outcome_reads_the_stable_forms():
     assert np.isfinite(model.log_likelihood(latents, Interaction(jnp.zeros(1, int), jnp.full(1, 0.01)))).all()
 
 
-def beta_outcome(arm):
-    shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
-    numpyro.sample("reward", dist.Beta(shape[arm], 2.0))
+def by_shape(law):
+    return of_one_latent("shape", dist.Gamma(4.0, 1.0).expand([A]), lambda shape, arm: law(shape[arm], 2.0))
 
 
-def test_a_beta_outcome_at_0_or_1_is_outside_its_support():
-    model = RewardModel(beta_outcome, A)
+@pytest.mark.parametrize("law", [dist.Beta, dist.Kumaraswamy])
+def test_an_outcome_at_0_or_1_is_outside_the_support_of_a_law_inside(law):
     rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
-    assert model.in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"].tolist() == [False, True, False, True]
-
-
-def test_a_kumaraswamy_outcome_at_0_or_1_is_outside_its_support():
-    def program(arm):
-        shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.Kumaraswamy(shape[arm], 2.0))
-
-    rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
-    found = RewardModel(program, A).in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"]
+    found = RewardModel(by_shape(law), A).in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"]
     assert found.tolist() == [False, True, False, True]
 
 
 @pytest.mark.slow
 def test_a_bandit_names_the_row_of_a_beta_outcome_at_1():
-    bandit = Bandit(beta_outcome, num_arms=A, engine=engines.laplace, num_samples=20)
+    bandit = Bandit(by_shape(dist.Beta), num_arms=A, engine=engines.laplace, num_samples=20)
     with pytest.raises(ValueError, match=r"reward=1 in row 2 is outside the support.*on arm 1"):
         bandit.update_many(arms=[0, 1, 1], rewards=[0.2, 0.3, 1.0])
 
 
 def test_a_plate_with_more_entries_than_arms_is_refused():
     def program(arm):
-        with numpyro.plate("arms", 3):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+        bernoulli(rates(num_arms=3)[arm])
 
     with pytest.raises(InvalidProgram, match="indexes an axis of 3 latents by arm.*num_arms=3 for instance"):
         RewardModel(program, 2)
     RewardModel(program, 3)
 
     def priced(arm):  # a table of constants may have more entries than arms, and latents fewer
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-        numpyro.sample("reward", dist.Bernoulli(rate[jnp.array([0, 1, 0, 1, 1])[arm]]))
+        bernoulli(rates()[jnp.array([0, 1, 0, 1, 1])[arm]])
 
     RewardModel(priced, 3)
 
@@ -255,11 +235,8 @@ APART = {
 
 
 def rates_by(value):
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([3]))
-        numpyro.sample("reward", dist.Bernoulli(value(rate, arm)))
-
-    return program
+    prior = dist.Beta(2.0, 2.0).expand([3])
+    return of_one_latent("rate", prior, lambda rate, arm: dist.Bernoulli(value(rate, arm)))
 
 
 @pytest.mark.parametrize("case", slow_but(SHARED, "an index that all arms round to", "a weight of zero"))
@@ -279,8 +256,7 @@ def test_an_arm_beyond_a_one_hot_is_noted():
 
 def test_a_model_takes_a_program_for_any_number_of_arms():
     def program(arm, *, num_arms):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([num_arms]))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+        bernoulli(rates(num_arms=num_arms)[arm])
 
     model = RewardModel(program, 4)
     assert model.latent_shapes == {"rate": (4,)}

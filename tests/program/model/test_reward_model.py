@@ -11,13 +11,13 @@ import numpyro.distributions as dist
 import pytest
 import scipy.integrate
 import scipy.stats as st
+from programs import of_one_latent, per_arm, slow_but
 
 from ppl_bandit import Interaction, RewardModel
 
 
 def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(2.0, 3.0))
+    rate = per_arm("rate", dist.Beta(2.0, 3.0), 3)
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
@@ -126,31 +126,6 @@ def test_factors_and_observed_constants_belong_to_the_prior_once():
     np.testing.assert_allclose(likelihood, np.log([0.2, 0.4, 0.6]), rtol=1e-5)
 
 
-def log_normal_by_transform(arm):
-    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
-    numpyro.sample("reward", dist.TransformedDistribution(dist.Normal(mean[arm], 0.5), dist.transforms.ExpTransform()))
-
-
-def graded(arm):
-    probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(3)).expand([2]))
-    numpyro.sample("reward", dist.Categorical(probs[arm]))
-
-
-def truncated(arm):
-    base = numpyro.sample("base", dist.Gamma(2.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.LeftTruncatedDistribution(dist.Logistic(base[arm], 1.0), low=0.0))
-
-
-def folded(arm):
-    base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.FoldedDistribution(dist.Normal(base[arm], 1.0)))
-
-
-def direction(arm):
-    base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.VonMises(base[arm], 1.5))
-
-
 def angle_mean(centre):
     def weighted(angle, power):
         return angle**power * np.exp(1.5 * np.cos(angle - centre))
@@ -159,85 +134,73 @@ def angle_mean(centre):
     return moments[1] / moments[0]
 
 
-def cost(arm):
-    price = numpyro.sample("price", dist.Normal(0.0, 1.0).expand([2]))
-    numpyro.sample(
-        "reward", dist.TransformedDistribution(dist.Gamma(2.0, 0.5), dist.transforms.AffineTransform(price[arm], -3.0))
-    )
+STANDARD, BY_DENSITY = dist.Normal(0.0, 1.0), "quadrature of its density"
+SQUARE, EXP = dist.transforms.PowerTransform(2.0), dist.transforms.ExpTransform()
+MEANS = {  # {name: (prior of two latents, law of the outcome, latents, way, expected, tolerance)}
+    # Quadrature of a smooth quantile function with 128 nodes; the tails beyond float32 weigh 1e-6.
+    "graded": (
+        *(dist.Dirichlet(jnp.ones(3)), dist.Categorical, [[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]]),
+        *("finite support", [1.3, 1.7], 1e-5),
+    ),
+    "log normal by transform": (
+        *(STANDARD, lambda z: dist.TransformedDistribution(dist.Normal(z, 0.5), EXP), [0.0, 1.0]),
+        *("quadrature", np.exp([0.125, 1.125]), 1e-4),
+    ),
+    # Mean of a logistic law cut off below 0: (1 + exp(-m)) log(1 + exp(m)) for scale 1.
+    "truncated": (
+        *(dist.Gamma(2.0, 1.0), lambda z: dist.LeftTruncatedDistribution(dist.Logistic(z, 1.0), low=0.0), [1.0, 2.0]),
+        *("quadrature", (1 + np.exp([-1.0, -2])) * np.log1p(np.exp([1.0, 2])), 1e-3),
+    ),
+    # Quadrature of the density with 8 nodes in each panel; what is left is the rounding of single precision.
+    # Below, two folded arms are compared by it.
+    "folded": (
+        *(STANDARD, lambda z: dist.FoldedDistribution(dist.Normal(z, 1.0)), [0.0, 2.0]),
+        *(BY_DENSITY, st.foldnorm([0.0, 2.0]).mean(), 1e-4),
+    ),
+    # An affine map of a Gamma variable, whose mean is 4, has a mean in closed form.
+    "cost": (
+        STANDARD,
+        lambda z: dist.TransformedDistribution(dist.Gamma(2.0, 0.5), dist.transforms.AffineTransform(z, -3.0)),
+        *([1.0, 2.0], "own formula", [-11.0, -10.0], 1e-5),
+    ),
+    # NumPyro needs TensorFlow Probability for the quantiles of a Gamma; the density serves. E x^2 = k (k + 1), k = 3, 5.
+    "squared gamma": (
+        *(dist.Gamma(4.0, 1.0), lambda z: dist.TransformedDistribution(dist.Gamma(z, 1.0), SQUARE), [3.0, 5.0]),
+        *(BY_DENSITY, [12.0, 30.0], 1e-3),
+    ),
+    # 100 standard deviations below the support: its end, and .01 / 100 above it.
+    "share": (
+        *(STANDARD, lambda z: dist.TruncatedNormal(z, 0.01, low=0.0, high=1.0), [-1.0, 0.5]),
+        *("own formula", [1e-4, 0.5], 1e-6),
+    ),
+    # The mean of the angle, by SciPy's quadrature of its density; NumPyro's `.mean` is the direction, 2 and 0.5.
+    "direction": (
+        *(STANDARD, lambda z: dist.VonMises(z, 1.5), [2.0, 0.5]),
+        *(BY_DENSITY, [angle_mean(2.0), angle_mean(0.5)], 1e-4),
+    ),
+}
 
 
-def squared_gamma(arm):
-    shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([2]))
-    square = dist.transforms.PowerTransform(2.0)
-    numpyro.sample("reward", dist.TransformedDistribution(dist.Gamma(shape[arm], 1.0), square))
+@pytest.mark.parametrize("name", slow_but(MEANS, "graded", "cost"))
+def test_a_missing_mean_is_computed_another_way_and_says_so(name):
+    prior, law, latents, way, expected, tolerance = MEANS[name]
+    model = RewardModel(of_one_latent("z", prior.expand([2]), lambda z, arm: law(z[arm])), 2)
+    assert way in model.expected_reward_method and not model.expected_reward_note
+    found = model.expected_rewards({"z": jnp.asarray(latents)[None]})[0]
+    np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
-def share(arm):
-    base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.TruncatedNormal(base[arm], 0.01, low=0.0, high=1.0))
-
-
-ANGLE_MEANS = {centre: angle_mean(centre) for centre in (0.5, 2.0)}
-
-
-def sometimes_nothing(arm):
-    base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
+def sometimes_nothing(base, arm):
     parts = [dist.FoldedDistribution(dist.Normal(base[arm], 1.0)), dist.Delta(jnp.zeros(arm.shape))]
     kind = dist.Categorical(jnp.broadcast_to(jnp.array([0.7, 0.3]), (*arm.shape, 2)))
-    numpyro.sample("reward", dist.MixtureGeneral(kind, parts, support=dist.constraints.nonnegative))
-
-
-@pytest.mark.parametrize(
-    ("program", "latents", "way", "expected", "tolerance"),
-    [
-        # Quadrature of a smooth quantile function with 128 nodes; the tails beyond float32 weigh 1e-6.
-        (graded, {"probs": [[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]]}, "finite support", [1.3, 1.7], 1e-5),
-        pytest.param(
-            *(log_normal_by_transform, {"mean": [0.0, 1.0]}, "quadrature", np.exp([0.125, 1.125]), 1e-4),
-            marks=pytest.mark.slow,
-        ),
-        # Mean of a logistic law cut off below 0: (1 + exp(-m)) log(1 + exp(m)) for scale 1.
-        pytest.param(
-            truncated,
-            {"base": [1.0, 2.0]},
-            "quadrature",
-            (1 + np.exp([-1.0, -2])) * np.log1p(np.exp([1.0, 2])),
-            1e-3,
-            marks=pytest.mark.slow,
-        ),
-        # Quadrature of the density with 8 nodes in each panel; what is left is the rounding of single precision.
-        # Below, two folded arms are compared by it.
-        pytest.param(
-            *(folded, {"base": [0.0, 2.0]}, "quadrature of its density", st.foldnorm([0.0, 2.0]).mean(), 1e-4),
-            marks=pytest.mark.slow,
-        ),
-        # An affine map of a Gamma variable, whose mean is 4, has a mean in closed form.
-        (cost, {"price": [1.0, 2.0]}, "own formula", [-11.0, -10.0], 1e-5),
-        # NumPyro needs TensorFlow Probability for the quantiles of a Gamma; the density serves. E x^2 = k (k + 1), k = 3, 5.
-        pytest.param(
-            *(squared_gamma, {"shape": [3.0, 5.0]}, "quadrature of its density", [12.0, 30.0], 1e-3),
-            marks=pytest.mark.slow,
-        ),
-        # 100 standard deviations below the support: its end, and .01 / 100 above it.
-        pytest.param(*(share, {"base": [-1.0, 0.5]}, "own formula", [1e-4, 0.5], 1e-6), marks=pytest.mark.slow),
-        # The mean of the angle, by SciPy's quadrature of its density; NumPyro's `.mean` is the direction, 2 and 0.5.
-        pytest.param(
-            *(direction, {"base": [2.0, 0.5]}, "quadrature of its density", [ANGLE_MEANS[2.0], ANGLE_MEANS[0.5]], 1e-4),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_missing_mean_is_computed_another_way_and_says_so(program, latents, way, expected, tolerance):
-    model = RewardModel(program, 2)
-    assert way in model.expected_reward_method and not model.expected_reward_note
-    draws = {name: jnp.asarray(value)[None] for name, value in latents.items()}
-    np.testing.assert_allclose(model.expected_rewards(draws)[0], expected, atol=tolerance)
+    return dist.MixtureGeneral(kind, parts, support=dist.constraints.nonnegative)
 
 
 @pytest.mark.slow
 def test_monte_carlo_means_use_the_same_random_numbers_for_every_arm_and_say_that_they_are_rough():
-    model = RewardModel(sometimes_nothing, 2)  # a law with a point mass has no density to integrate
+    model = RewardModel(
+        of_one_latent("base", STANDARD.expand([2]), sometimes_nothing), 2
+    )  # a law with a point mass has no density to integrate
     assert "Monte Carlo" in model.expected_reward_method and "does not fall with data" in model.expected_reward_note
     table = model.expected_rewards({"base": jnp.array([[0.7, 0.7], [1.5, 1.5]])})
     np.testing.assert_array_equal(table[:, 0], table[:, 1])
@@ -250,12 +213,11 @@ def test_the_best_of_two_folded_arms_is_found_as_by_quadrature():
     # Noise of 1 and 0.2, unequal sharpness: 1,024 fixed draws were off by 1.55 posterior standard deviations here.
     noise = np.array([1.0, 0.2])
 
-    def program(arm):
-        base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
-        numpyro.sample("reward", dist.FoldedDistribution(dist.Normal(base[arm], jnp.asarray(noise)[arm])))
+    def folded(base, arm):
+        return dist.FoldedDistribution(dist.Normal(base[arm], jnp.asarray(noise)[arm]))
 
     with jax.enable_x64(True):
-        model = RewardModel(program, 2)
+        model = RewardModel(of_one_latent("base", STANDARD.expand([2]), folded), 2)
         centre, sd = np.array([0.9, 1.07]), np.array([0.02, 0.005])
         base = centre + sd * np.random.default_rng(0).standard_normal((400, 2))
         table = np.asarray(jax.jit(model.expected_rewards)({"base": jnp.asarray(base)}))
@@ -301,8 +263,7 @@ def test_contexts_about_an_example_of_zeros_stay_within_what_they_index():
 def test_threads_that_read_programs_at_once_do_not_meet():
     def program_of(number):
         def program(arm):
-            with numpyro.plate("arms", 2 + number):
-                rate = numpyro.sample("rate", dist.Beta(1.0 + number, 1.0))
+            rate = per_arm("rate", dist.Beta(1.0 + number, 1.0), 2 + number)
             shift = numpyro.sample(f"shift{number}", dist.Normal(0.0, 1.0))
             numpyro.sample("reward", dist.Normal(rate[arm] + shift, 1.0))
 

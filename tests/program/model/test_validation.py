@@ -8,86 +8,78 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from programs import bernoulli, gammas, latents, normal, rates, reals, reward
 
 from ppl_bandit import Interaction, InvalidProgram, RewardModel
-
-
-def reward(law, **settings):
-    return numpyro.sample("reward", law, **settings)
-
-
-def rates(num_arms=2):
-    return numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([num_arms]))
 
 
 def known_latent(arm):
     rate = rates()
     share = numpyro.sample("share", dist.Delta(0.5))
-    numpyro.sample("reward", dist.Bernoulli(share * rate[arm]))
+    bernoulli(share * rate[arm])
 
 
 def subsampled_plate(arm):
     rate = rates()
     with numpyro.plate("rows", 10, subsample_size=arm.shape[0]):
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+        bernoulli(rate[arm])
 
 
 def branches_on_arm(arm):
     rate = rates()
     if arm[0] == 0:
         rate = 1 - rate
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
 
 
 def branches_on_arm_as_if_it_were_a_number(arm):
     rate = rates()
     if arm == 0:
         rate = 1 - rate
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
 
 
 def prior_depends_on_context(arm, context):
-    mean = numpyro.sample("mean", dist.Normal(context.sum(), 1).expand([2]))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1))
+    normal(latents("mean", dist.Normal(context.sum(), 1))[arm])
 
 
 def factor_depends_on_arm(arm):
-    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    mean = reals()
     numpyro.factor("penalty", -jnp.sum(mean[arm] ** 2))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1))
+    normal(mean[arm])
 
 
 def expected_reward_of_wrong_shape(arm):
     rate = rates()
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
     numpyro.deterministic("expected_reward", rate.sum())
 
 
 def is_weighted(arm):
     with handlers.scale(scale=3.0):
         rate = rates()
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
 
 
 def is_masked(arm):
     with handlers.mask(mask=jnp.array([True, False])):
         rate = rates()
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    bernoulli(rate[arm])
 
 
 def calls_back(arm):
-    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    mean = reals()
     squared = jax.pure_callback(np.square, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean, vmap_method="sequential")
-    numpyro.sample("reward", dist.Normal(squared[arm], 1))
+    normal(squared[arm])
 
 
 def calls_back_in_single_precision(arm):
-    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    mean = reals()
     given = mean.astype(jnp.float32)
     squared = jax.pure_callback(
         np.square, jax.ShapeDtypeStruct(given.shape, given.dtype), given, vmap_method="sequential"
     )
-    numpyro.sample("reward", dist.Normal(squared[arm], 1))
+    normal(squared[arm])
 
 
 def samples_inside_a_scan(arm):
@@ -98,11 +90,11 @@ def samples_inside_a_scan(arm):
         return place, place
 
     _, places = scan(walk, start, None, length=2)
-    numpyro.sample("reward", dist.Normal(places[arm], 1))
+    normal(places[arm])
 
 
 def weights_for_probabilities(arm):
-    weight = numpyro.sample("weight", dist.Gamma(2, 1).expand([2]))
+    weight = gammas("weight")
     mixing = dist.Categorical(probs=jnp.broadcast_to(weight, (*arm.shape, 2)))
     numpyro.sample("reward", dist.MixtureSameFamily(mixing, dist.Normal(jnp.zeros((*arm.shape, 2)), 1.0)))
 
@@ -117,10 +109,7 @@ INVALID = {
     ),
     "samples inside a scan": (samples_inside_a_scan, "NumPyro's own scan"),
     "weights for probabilities": (weights_for_probabilities, "probs of 'reward' do not sum to 1"),
-    "misspells a method": (
-        lambda arm: reward(dist.Normal(numpyro.sample("mean", dist.Normal(0, 1).expand([2]))[arm].summ(), 1)),
-        "AttributeError",
-    ),
+    "misspells a method": (lambda arm: normal(reals()[arm].summ()), "AttributeError"),
     "no outcome": (
         lambda arm: numpyro.sample("click", dist.Bernoulli(rates()[arm])),
         "no sample site 'reward'; its sample sites are ['rate', 'click']",
@@ -131,7 +120,7 @@ INVALID = {
         "passes obs= to 'reward'",
     ),
     "outcome of wrong shape": (
-        lambda arm: reward(dist.Bernoulli(rates())),
+        lambda arm: bernoulli(rates()),
         "has shape (2,) (batch (2,), event ()) for 3 rows of data",
     ),
     "outcome with event shape": (
@@ -139,7 +128,7 @@ INVALID = {
         "with an empty event shape",
     ),
     "latent per row": (
-        lambda arm: reward(dist.Normal(numpyro.sample("effect", dist.Normal(0, 1).expand([arm.shape[0]])), 1)),
+        lambda arm: normal(reals("effect", arm.shape[0])),
         "'effect' has shape (2,) for 2 rows and (3,) for 3",
     ),
     "discrete latent": (
@@ -150,7 +139,7 @@ INVALID = {
     ),
     "known latent": (known_latent, "'share' has a Delta prior"),
     "param site": (
-        lambda arm: reward(dist.Bernoulli(numpyro.param("rate", jnp.array([0.5, 0.5]))[arm])),
+        lambda arm: bernoulli(numpyro.param("rate", jnp.array([0.5, 0.5]))[arm]),
         "numpyro.param 'rate' has no posterior",
     ),
     "no latent": (lambda arm: reward(dist.Bernoulli(jnp.array([0.2, 0.3])[arm])), "no latent sample site"),
@@ -159,9 +148,7 @@ INVALID = {
     "branches on arm as if it were a number": (branches_on_arm_as_if_it_were_a_number, "`if arm == 0:`"),
     "turns arm into numpy": (lambda arm: reward(dist.Bernoulli(rates()[np.asarray(arm)])), "only known at run time"),
     "prior depends on arm": (
-        lambda arm: reward(
-            dist.Normal(numpyro.sample("mean", dist.Normal(jnp.mean(arm * 1.0), 1).expand([2]))[arm], 1)
-        ),
+        lambda arm: normal(latents("mean", dist.Normal(jnp.mean(arm * 1.0), 1))[arm]),
         "depends on arm",
     ),
     "factor depends on arm": (factor_depends_on_arm, "depends on arm"),
@@ -173,24 +160,15 @@ INVALID = {
         expected_reward_of_wrong_shape,
         "expected_reward must be a numpyro.deterministic of shape (N,)",
     ),
-    "rows are coupled": (
-        lambda arm: reward(dist.Normal(jnp.cumsum(numpyro.sample("mean", dist.Normal(0, 1).expand([2]))[arm]), 1)),
-        "changes with the other rows",
-    ),
-    "raises an error": (
-        lambda arm: reward(dist.Bernoulli(rates()[arm] @ jnp.ones((7, 7)))),
-        "the program failed on 2 rows (line",
-    ),
-    "has no mean": (
-        lambda arm: reward(dist.Cauchy(numpyro.sample("centre", dist.Normal(0, 1).expand([2]))[arm], 1.0)),
-        "no finite mean",
-    ),
+    "rows are coupled": (lambda arm: normal(jnp.cumsum(reals()[arm])), "changes with the other rows"),
+    "raises an error": (lambda arm: bernoulli(rates()[arm] @ jnp.ones((7, 7))), "the program failed on 2 rows (line"),
+    "has no mean": (lambda arm: reward(dist.Cauchy(reals("centre")[arm], 1.0)), "no finite mean"),
     "has an infinite mean": (
-        lambda arm: reward(dist.Pareto(1.0, numpyro.sample("alpha", dist.Uniform(0.1, 0.9).expand([2]))[arm])),
+        lambda arm: reward(dist.Pareto(1.0, latents("alpha", dist.Uniform(0.1, 0.9))[arm])),
         "no finite mean",
     ),
     "is never possible": (
-        lambda arm: reward(dist.Normal(0.0, -numpyro.sample("scale", dist.Gamma(1, 1).expand([2]))[arm])),
+        lambda arm: reward(dist.Normal(0.0, -latents("scale", dist.Gamma(1, 1))[arm])),
         "not finite at any value",
     ),
 }
@@ -211,7 +189,7 @@ def test_a_prior_that_depends_on_context_is_refused():
 
 def test_an_arm_without_an_entry_of_its_own_is_refused():
     def two_rates(arm):
-        numpyro.sample("reward", dist.Bernoulli(rates(2)[arm]))
+        bernoulli(rates(2)[arm])
 
     with pytest.raises(InvalidProgram, match="reads entries 0 to 2 of an axis with 2 entries"):
         RewardModel(two_rates, 3)
@@ -229,7 +207,7 @@ def test_several_outcomes_need_to_say_what_to_maximise():
 
 def with_context(arm, context):
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 3]).to_event(2))
-    numpyro.sample("reward", dist.Normal((weights[arm] * context).sum(-1), 1))
+    normal((weights[arm] * context).sum(-1))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +247,7 @@ def test_a_program_gets_jax_arrays():
         weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 3]).to_event(2))[arm]
         features = context.at[:, 0].set(1.0)
         mean = jax.lax.fori_loop(0, 3, lambda d, total: total + weights[:, d] * features[:, d], jnp.zeros(arm.shape))
-        numpyro.sample("reward", dist.Normal(mean, 1))
+        normal(mean)
 
     assert "formula" in RewardModel(with_intercept, 2, context=np.ones(3)).expected_reward_method
 
@@ -302,8 +280,8 @@ def test_a_callback_in_float64_is_refused_with_what_works():
     sigmoid.defvjp(lambda x: (sigmoid(x),) * 2, lambda y, outer: (outer * y * (1 - y),))
 
     def click(arm):
-        weight = numpyro.sample("weight", dist.Normal(0, 1).expand([2]))
-        numpyro.sample("reward", dist.Bernoulli(sigmoid(weight[arm])))
+        weight = reals("weight")
+        bernoulli(sigmoid(weight[arm]))
 
     with pytest.raises(
         InvalidProgram, match=r"line \d+ of test_validation.py: .*pure_callback.*float64.*jax_enable_x64"
@@ -314,7 +292,7 @@ def test_a_callback_in_float64_is_refused_with_what_works():
 def test_an_improper_prior_is_refused_with_proper_ones_named():
     def program(arm):
         level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (2,), ()))
-        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+        normal(level[arm])
 
     with pytest.raises(InvalidProgram, match=r"'level' has the improper prior.*dist\.Normal\(0\.0, 100\.0\)"):
         RewardModel(program, 2)
@@ -325,7 +303,7 @@ def test_a_program_that_counts_its_runs_is_not_taken_for_rows_that_depend_on_eac
 
     def program(arm):
         runs.append(arm)
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+        level = reals("level")
         numpyro.sample("reward", dist.Normal(level[arm], 1.0 + len(runs)))
 
     with pytest.raises(InvalidProgram, match="two runs of the program with the same arguments differ.*counter"):
