@@ -643,6 +643,9 @@ one_latent("bernoulli of the complement under a uniform prior", CLICKS, beta(NOT
 one_latent("bernoulli of twice a uniform on the lower half", CLICKS, FLAT)(
     dist.Uniform(0.0, 0.5).expand([A]), lambda z, arm: dist.Bernoulli(2.0 * z[arm])
 )
+one_latent("bernoulli of a uniform between 2 and 4", CLICKS, FLAT)(
+    dist.Uniform(2.0, 4.0).expand([A]), lambda z, arm: dist.Bernoulli((z[arm] - 2.0) / 2.0)
+)
 one_latent("bernoulli with a clip that never bites", CLICKS, FLAT)(
     dist.Beta(1.0, 1.0, validate_args=True).expand([A]), lambda z, arm: dist.Bernoulli(jnp.clip(z, 0.0, 1.0)[arm])
 )

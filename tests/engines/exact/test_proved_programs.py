@@ -155,7 +155,7 @@ def check_simplices(draws, known):
     ("name", "site", "check", "standard"),
     [
         ("bernoulli_in_a_plate", "rate", check_probabilities, lambda z: z),
-        ("bernoulli of twice a uniform on the lower half", "z", check_probabilities, lambda z: 2.0 * z),
+        ("bernoulli of a uniform between 2 and 4", "z", check_probabilities, lambda z: z / 2.0 - 1.0),
         ("exponential waiting time", "z", check_rates, lambda z: z),
         ("exponential waiting time beyond a bound", "z", check_rates, lambda z: z - 1.0),
         ("normal with known mean and unknown variance", "z", check_rates, lambda z: z),
