@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     show: Callable[[str], None] = (lambda line: None) if arguments.json else _print
     try:
-        module = {"import": "import_rows"}.get(arguments.command, arguments.command)  # `import` is a keyword
+        module = {"import": "report"}.get(arguments.command, arguments.command)  # both read a table
         command = importlib.import_module(f"ppl_bandit.commands.{module}")
         result, status = command.execute(arguments, show, _print_progress)
         if arguments.json:

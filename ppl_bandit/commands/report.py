@@ -1,4 +1,7 @@
-"""`ppl-bandit report LOG.csv`: which arm leads, by how much, how certain that is, from a table and without Python."""
+"""`ppl-bandit report LOG.csv`: which arm leads, by how much, how certain that is, from a table and without Python.
+
+`ppl-bandit import LOG.csv` records the rows of a table in a journal, to continue them as an experiment.
+"""
 
 import argparse
 import json
@@ -15,6 +18,7 @@ import numpy as np
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.inputs.data_frames import context_columns, contexts_from_columns
 from ppl_bandit.inputs.tables import Table, read_plays
+from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.model_files import ModelFile, bundled_models, load_model
 from ppl_bandit.live.bandit import Bandit
 
@@ -260,6 +264,8 @@ def learn_table(table: Table, file: ModelFile, rewards: np.ndarray, **place: Any
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Learn a table and report; the answer comes first, then the program and what was read."""
+    if arguments.command == "import":
+        return _record(arguments, show)
     table = read_arguments(arguments)
     with table_program(table, arguments.model, arguments.kind, arguments.save_model) as (file, program):
         bandit = learn_table(table, file, program.rewards)
@@ -276,3 +282,24 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         result["html"] = str(arguments.html)
         show(f"Page: {arguments.html}.")
     return result, 0
+
+
+def _record(arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    """Record the rows; an experiment that has some already is refused, because they would count twice."""
+    if arguments.model is None:
+        raise ValueError(
+            f"import needs the program that continues the experiment: write one with `ppl-bandit report {arguments.table} "
+            "--save-model model.py`, with the same columns, and give --model model.py"
+        )
+    table, name = read_arguments(arguments), arguments.name or "default"
+    found = table_program(table, arguments.model, arguments.kind)
+    with found as (file, program), Journal(arguments.journal) as journal:
+        if name in journal.experiments():
+            raise ValueError(
+                f"{arguments.journal} has an experiment {name!r} already: give another --name, or add rows in Python with "
+                "update_many"
+            )
+        learn_table(table, file, program.rewards, journal=journal, name=name).close()
+    show(f"recorded {table.words}")
+    show(f"in {arguments.journal} as the experiment {name!r}")
+    return {"journal": arguments.journal, "name": name, "num_rows": len(table.arm), "table": table.words}, 0
