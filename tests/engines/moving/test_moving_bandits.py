@@ -54,9 +54,9 @@ def engine(name=None):
     return engines.kalman(model(True)) if name == "kalman" else engines.particle_filter(model(True), num_particles=400)
 
 
-def build(name=None, **settings):
-    num_samples = 100 if name is None else 50
-    return Bandit(model(name is not None), engine=lambda _: engine(name), num_samples=num_samples, **settings)
+def build(which=None, **settings):
+    num_samples = 100 if which is None else 50
+    return Bandit(model(which is not None), engine=lambda _: engine(which), num_samples=num_samples, **settings)
 
 
 def learn(mean, variance, arm, reward):
