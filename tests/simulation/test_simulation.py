@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -14,7 +15,7 @@ import pytest
 import xarray
 from shared_models import bernoulli_engine, bernoulli_model
 
-from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.journal.model_files import load_model
 from ppl_bandit.simulation import chunks
 
@@ -295,3 +296,13 @@ def test_approximate_engines_have_the_regret_of_the_exact_one(factory, num_reali
     )
     error = float(exact.final_regret.std()) * np.sqrt(1.01 / num_realizations)
     assert abs(float(found.final_regret.mean()) - float(exact.final_regret.mean())) < 3 * error
+
+
+@pytest.mark.slow
+def test_the_engine_of_a_bandit_simulates_in_single_precision():
+    model, engine = bernoulli_model(2), engines.conjugate(bernoulli_model(2))
+    bandit = Bandit(model, engine=lambda _: engine)
+    bandit.update(bandit.select(), reward=1.0)
+    sizes = {"num_steps": 5, "num_realizations": 8, "precision": "float32"}
+    runs = simulate(jr.key(0), model, engine, selectors.thompson(), Environment.from_prior(model), **sizes)
+    assert runs.regret.dtype == np.float32 and bool(np.isfinite(runs.regret).all())

@@ -165,7 +165,8 @@ def _find_marginals(model: RewardModel, layout: Layout) -> MarginalsOf | None:
         return None
     reads_of_arms, power = found.reads, found.power
     kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
-    elements = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
+    # 32 bits: JAX refuses an index of 64 bits that it has read with x64 before, where x64 is off.
+    elements = np.concatenate([site.start + np.arange(site.size, dtype=np.int32) for site in layout.sites])
     kinds_read = set(kinds[np.any(reads_of_arms, axis=0)])
     if len(kinds_read) != 1:
         return None
